@@ -16,7 +16,6 @@ from playbooks.playbook import (
     filled,
     goes,
     knows,
-    leaves,
     lists,
     loads,
     plants,
@@ -111,18 +110,6 @@ def test_an_impossible_prefill_time_does_not_extend_beyond_the_end(play):
     assert without_gaps(came)
 
 
-def test_a_queued_request_has_a_span_for_its_wait(play):
-    for request, prompt in (("r1", A), ("r2", X)):
-        play.comes(request)
-        assert play << knows(request, prompt) >> goes(request) << starts(request)
-    third = play.comes("r3")
-    assert play << knows("r3", B)
-    assert third.spans == []
-    assert play.later(5) << ends("r1", 2000, 0) >> reports("r1") >> goes("r3", slot=0)
-    queue = next(span for span in third.spans if span.stage is RequestStage.QUEUE)
-    assert queue.end - queue.begin > 5
-
-
 def test_a_request_that_was_read_at_once_was_read_all_the_same(play):
     came = record("r1", at=play.clock + STEP - 0.001)  # it arrives after one step
     play.journal.arrived(came)
@@ -132,32 +119,25 @@ def test_a_request_that_was_read_at_once_was_read_all_the_same(play):
 
 
 def test_what_a_request_waited_for_and_behind_whom_is_known_after_its_end(play):
-    for request, prompt in (("r1", A), ("r2", X)):
-        play.comes(request)
-        assert play << knows(request, prompt) >> goes(request) << starts(request)
+    play.fills_both_slots(A, X)
     third = play.comes("r3")
     assert play << knows("r3", B)
     fourth = play.comes("r4")
     assert play << knows("r4", Y)
+    assert third.spans == []
+    assert (stage_of(third), stage_of(fourth)) == (Spent.QUEUE, Spent.QUEUE)
+    assert spent_of(third, play.clock + 9)[Spent.QUEUE] == pytest.approx(9, abs=0.1), "its wait so far"
     assert play.later(5) << ends("r1", 2000, 0) >> reports("r1") >> goes("r3", slot=0)
     assert play << starts("r3")
     assert play.later(3) << ends("r2", 2000, 0) >> reports("r2") >> goes("r4", slot=1)
     assert play << ends("r3", 2000, 0) >> reports("r3")
+    queue = next(span for span in third.spans if span.stage is RequestStage.QUEUE)
+    assert queue.end - queue.begin > 5
     waited = third.queued[Wait.SLOTS]
     assert (5 < waited.seconds < 5.5, [*waited.behind]) == (True, ["r1", "r2"])
     waited = fourth.queued[Wait.SLOTS]
     assert 8 < waited.seconds < 8.5
     assert [*waited.behind] == ["r1", "r2", "r3"], "r3 took the slot of r1 before it"
-
-
-def test_the_wait_of_a_client_that_leaves_is_kept(play):
-    for request, prompt in (("r1", A), ("r2", X)):
-        play.comes(request)
-        assert play << knows(request, prompt) >> goes(request) << starts(request)
-    came = play.comes("r3")
-    assert play << knows("r3", B)
-    assert play.later(5) << leaves("r3")
-    assert came.queued[Wait.SLOTS].seconds > 5
 
 
 # -- the least that it can have waited -------------------------------------------------------------------
@@ -215,21 +195,6 @@ def with_quick_disk(n_slots: int) -> WatchedPlay:
     return play
 
 
-def test_steps_of_a_request_with_a_free_slot_are_no_wait_in_the_queue():
-    play = with_quick_disk(n_slots=2)
-    came = play.comes("r1")
-    assert play << knows("r1", A, AT_HEAD) >> plants("r1", 0, Purpose.PLANT)
-    assert play.later(40) << filled(1004) >> saves(0, SaveMoment.BOUNDARY)
-    assert play.later(7) << saved("head", checkpoints=(488, 1000)) >> goes("r1", slot=0)
-    assert play.later(20) << ends("r1", 2000, 1000, prefill_seconds=15.0) >> reports("r1")
-    seconds = spent_of(came)
-    assert seconds.keys() == {Spent.QUEUE, Spent.PREPARE, Spent.PREFILL, Spent.ANSWER}
-    assert seconds[Spent.QUEUE] < 0.1
-    assert seconds[Spent.PREPARE] == pytest.approx(47, abs=0.1)
-    assert seconds[Spent.PREFILL] == pytest.approx(15, abs=0.1)
-    assert seconds[Spent.ANSWER] == pytest.approx(5, abs=0.1)
-
-
 def test_a_restore_is_a_stage_of_its_own_and_the_present_stage_counts_while_it_runs():
     play = WatchedPlay(n_slots=1, **NEW_FILES)
     assert play << snapshots_changed(snapshot("a", A, checkpoints=(1484, 1996)))
@@ -245,16 +210,6 @@ def test_a_restore_is_a_stage_of_its_own_and_the_present_stage_counts_while_it_r
     seconds = spent_of(came, play.clock + 8)
     assert seconds[Spent.RESTORE] == pytest.approx(4, abs=0.1)
     assert (seconds[Spent.PREFILL], seconds[Spent.ANSWER]) == pytest.approx((5, 3), abs=0.1)
-
-
-def test_a_request_in_the_queue_counts_its_wait_so_far(play):
-    for request, prompt in (("r1", A), ("r2", X)):
-        play.comes(request)
-        assert play << knows(request, prompt) >> goes(request) << starts(request)
-    third = play.comes("r3")
-    assert play << knows("r3", B)
-    assert stage_of(third) is Spent.QUEUE
-    assert spent_of(third, play.clock + 9)[Spent.QUEUE] == pytest.approx(9, abs=0.1)
 
 
 def test_finding_the_tokens_of_a_prompt_is_no_wait_for_a_slot(play):
@@ -297,13 +252,13 @@ def test_waiting_for_an_engine_that_is_lost_is_no_wait_for_a_slot():
 # -- steps -----------------------------------------------------------------------------------------------
 
 
-def test_a_plant_and_a_save_are_spans_of_their_own():
-    play = with_quick_disk(n_slots=1)
+def test_a_plant_and_a_save_are_spans_of_their_own_and_no_wait_in_the_queue():
+    play = with_quick_disk(n_slots=2)
     came = play.comes("r1")
     assert play << knows("r1", A, AT_HEAD) >> plants("r1", 0, Purpose.PLANT)
-    assert play.later(1) << filled(1004) >> saves(0, SaveMoment.BOUNDARY)
-    assert play.later(1) << saved("head", checkpoints=(488, 1000)) >> goes("r1", slot=0)
-    assert play << ends("r1", 2000, 1000) >> reports("r1")
+    assert play.later(40) << filled(1004) >> saves(0, SaveMoment.BOUNDARY)
+    assert play.later(7) << saved("head", checkpoints=(488, 1000)) >> goes("r1", slot=0)
+    assert play.later(20) << ends("r1", 2000, 1000, prefill_seconds=15.0) >> reports("r1")
     taken = [RequestStage.QUEUE, RequestStage.DECIDE, RequestStage.PLANT, RequestStage.SAVE]
     assert stages(came) == [*taken, RequestStage.FORWARD, RequestStage.PREFILL, RequestStage.GENERATE]
     assert without_gaps(came)
@@ -312,24 +267,14 @@ def test_a_plant_and_a_save_are_spans_of_their_own():
     assert (spans[RequestStage.SAVE].tokens, spans[RequestStage.SAVE].note) == (1004, "boundary")
     assert came.decision.chosen.steps == ("plant", "boundary")
     assert came.usage.planted == 1004
+    seconds = spent_of(came)
+    assert seconds.pop(Spent.QUEUE) < 0.1
+    expected = {Spent.PREPARE: 47, Spent.PREFILL: 15, Spent.ANSWER: 5}
+    assert seconds == pytest.approx(expected, abs=0.1)
 
 
-def test_a_record_shows_the_parked_slot_and_the_restored_snapshot():
-    play = WatchedPlay(n_slots=1, **NEW_FILES)
-    play.comes("r0")
-    assert play << snapshots_changed(snapshot("a", A, checkpoints=(1484, 1996)))
-    assert play << knows("r0", X) >> goes("r0") << ends("r0", 2000, 0) >> reports("r0")
-    came = play.comes("r1")
-    assert play << knows("r1", A + X) >> saves(0, SaveMoment.PARK)
-    assert play << saved("x") >> restores(0, "a") << restored() >> goes("r1", reason=Reason.SNAPSHOT)
-    assert stages(came) == [RequestStage.QUEUE, RequestStage.DECIDE, RequestStage.SAVE, RequestStage.RESTORE]
-    assert without_gaps(came)
-    assert (came.spans[-1].tokens, came.spans[-1].note) == (2000, "a")
-    assert came.decision.chosen.steps == ("park", "restore")
-    assert (came.decision.held, came.decision.common) == (2000, 2000)
-
-
-def test_a_snapshot_belongs_to_the_conversation_in_the_slot_or_to_the_first_that_restores_it():
+def test_a_record_shows_the_parked_slot_and_the_restored_snapshot_which_have_owners():
+    """A snapshot belongs to the conversation in the slot, or to the first one that restores it."""
     play = WatchedPlay(n_slots=1, **NEW_FILES)
     lay = play.comes("r0")
     assert play << snapshots_changed(snapshot("a", A, checkpoints=(1484, 1996)))
@@ -338,6 +283,11 @@ def test_a_snapshot_belongs_to_the_conversation_in_the_slot_or_to_the_first_that
     assert play << knows("r1", A + X) >> saves(0, SaveMoment.PARK)
     assert play.journal.owners.of(SnapshotId("x")) is None
     assert play << saved("x") >> restores(0, "a") << restored() >> goes("r1", reason=Reason.SNAPSHOT)
+    assert stages(came) == [RequestStage.QUEUE, RequestStage.DECIDE, RequestStage.SAVE, RequestStage.RESTORE]
+    assert without_gaps(came)
+    assert (came.spans[-1].tokens, came.spans[-1].note) == (2000, "a")
+    assert came.decision.chosen.steps == ("park", "restore")
+    assert (came.decision.held, came.decision.common) == (2000, 2000)
     assert play.journal.owners.of(SnapshotId("x")) is lay.name
     assert play.journal.owners.of(SnapshotId("a")) is came.name
 

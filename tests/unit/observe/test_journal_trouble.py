@@ -22,6 +22,7 @@ from playbooks.playbook import (
 from slotkeeper.observe.request_record import RequestStage
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.requests.pending import Wait
 from slotkeeper.scheduler.slots.table import LINGER
 from slotkeeper.scheduler.types import EngineId, Reason, RequestId
 from unit.observe.watched import WatchedPlay, stages, without_gaps
@@ -82,13 +83,13 @@ def test_a_request_whose_tokens_come_after_its_answer_is_followed_until_its_repo
 
 
 def test_a_request_that_leaves_the_queue_has_a_span_for_its_wait(play):
-    for request, prompt in (("r1", A), ("r2", X)):
-        play.comes(request)
-        assert play << knows(request, prompt) >> goes(request) << starts(request)
+    play.fills_both_slots(A, X)
     third = play.comes("r3")
+    assert play << knows("r3", A + X)
     assert play.later(3) << leaves("r3")
     assert stages(third) == [RequestStage.QUEUE]
     assert third.spans[0].end > 3
+    assert third.queued[Wait.SLOTS].seconds > 3
     assert third.decision is None
 
 

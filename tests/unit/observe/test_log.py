@@ -183,6 +183,8 @@ async def test_no_text_of_a_prompt_or_an_answer_is_ever_logged(style, breaks, ca
         raise RuntimeError("a bug")
 
     configure("debug", style)
+    refusal = {"error": {"code": 400, "message": WORD, "type": "invalid_request_error"}}
+    monkeypatch.setattr("chaos.fake_engine.error", lambda _: refusal)
     if breaks:
         monkeypatch.setattr(*breaks, bug)
     async with FakeEngine() as fake, running(settings(fake.base, drain_timeout=1.0)) as sidecar:
@@ -195,13 +197,17 @@ async def test_no_text_of_a_prompt_or_an_answer_is_ever_logged(style, breaks, ca
                     with contextlib.suppress(aiohttp.ClientError):
                         async with client.post(path, json=body) as answer:
                             await answer.read()
+            fake.broken = dict.fromkeys(("/apply-template", PATHS[Api.CHAT]), 400)
+            async with client.post(
+                PATHS[Api.CHAT], json=request_body(Api.CHAT, stream=False, text=WORD)
+            ) as answer:
+                assert WORD in await answer.text(), "the engine's refusal quotes it"
             broken = b'{"messages": [{"role": "user", "content": "' + WORD.encode()
             for data in (broken, b'{"messages": ["' + WORD.encode() + b'"]}'):
                 async with client.post(PATHS[Api.CHAT], data=data) as answer:
                     await answer.read()
     said = capsys.readouterr().err
     assert "answer_broke_off" in said
-    assert "request_refused" in said
-    assert "unreadable_request" in said
-    assert not breaks or "a bug" in said
+    for event in ("request_refused", "unreadable_request", "a bug" if breaks else "not_rendered"):
+        assert event in said
     assert WORD not in said

@@ -164,18 +164,8 @@ def test_metric_names_follow_the_rules_of_prometheus(used):
             assert not {"le", "quantile"} & set(sample.labels) or family.type == "histogram"
 
 
-def test_there_are_no_created_series(used):
-    assert "_created" not in generate_latest(used.registry).decode()
-
-
 def test_the_version_is_a_metric(metrics):
     assert value(metrics, "build_info", version=__version__) == 1
-
-
-def test_two_sidecars_in_one_process_have_separate_metrics(used):
-    other = Metrics()
-    assert value(other, "prompt_tokens_total", source="cached") == 0
-    assert value(used, "prompt_tokens_total", source="cached") == 900
 
 
 # -- series exist from the start -----------------------------------------------------------------------
@@ -235,13 +225,6 @@ def test_a_report_is_counted_by_the_figures_of_the_engine(metrics):
     assert value(metrics, "prefill_tokens_total", purpose="client") == 100
     assert value(metrics, "oracle_tokens_total") == 80
     assert value(metrics, "prediction_error_tokens_sum") == 895
-
-
-def test_cached_and_computed_tokens_add_up_to_the_prompt_tokens(metrics):
-    for prompt, cached in ((1000, 900), (17, 0), (1, 0), (5, 4)):
-        metrics.report(replace(REPORT, usage=Usage(prompt=prompt, cached=cached)))
-    together = [value(metrics, "prompt_tokens_total", source=source) for source in ("cached", "computed")]
-    assert sum(together) == 1023
 
 
 def test_an_answer_without_figures_counts_nothing(metrics):
@@ -382,10 +365,6 @@ def test_exemplars_name_the_request(counted):
         "slotkeeper_stage_seconds": {"a:b"},
         "slotkeeper_lost_tokens": {"a:b"},
     }
-
-
-def test_exemplars_appear_only_in_the_openmetrics_format(counted):
-    assert "request_id" not in generate_latest(counted("a").registry).decode()
 
 
 @pytest.mark.parametrize(("length", "named"), [(118, True), (119, False), (128, False)])

@@ -35,62 +35,49 @@ def so_far(processed: int, *, reused: int = 1000, seconds: float = 2.0, planted:
     return Work(begun=0.0, planted=planted, progress=progress, progress_at=10.0)
 
 
-def test_progress_of_the_engine_is_shown_unchanged():
-    moment = prefilling(record(), so_far(2000), 5000, now=10.0)
-    assert (moment.doing, moment.computed, moment.to_compute, moment.percent) == (
-        Doing.PREFILL,
-        1000,
-        4000,
-        25,
-    )
-    assert moment.seconds_left == pytest.approx(6.0)
-    assert not moment.estimated
+REPORTED, SILENT = so_far(2000), Work(begun=0.0)
+PLANTED, PLANTING = so_far(3000, reused=2500, planted=1500), Work(begun=0.0, planted=500, planting=500)
 
 
-def test_the_remaining_time_decreases_between_two_progress_events():
-    assert prefilling(record(), so_far(2000), 5000, now=14.0).seconds_left == pytest.approx(2.0)
+@pytest.mark.parametrize(
+    ("work", "now", "shown"),  # shown: tokens computed, percent, seconds left, whether estimated
+    [
+        pytest.param(REPORTED, 10.0, (1000, 25, 6.0, False), id="reported"),
+        pytest.param(REPORTED, 14.0, (1000, 25, 2.0, False), id="less time left, between two reports"),
+        pytest.param(REPORTED, 99.0, (1000, 25, None, False), id="longer than estimated"),
+        pytest.param(so_far(5000), 10.0, (4000, MOST, None, False), id="all is computed"),
+        pytest.param(PLANTED, 10.0, (2000, 50, 8.0, False), id="planted tokens count as computed"),
+        pytest.param(so_far(1000, seconds=0.0), 10.0, (0, 0, None, False), id="no time of prefill yet"),
+        pytest.param(PLANTING, 1.0, (1000, 25, 30.0, False), id="a plant at work"),
+        pytest.param(SILENT, 10.0, (1000, 25, 30.0, True), id="nothing reported"),
+        pytest.param(
+            SILENT, 10_000.0, (4000, None, None, True), id="nothing reported, longer than estimated"
+        ),
+    ],
+)
+def test_progress_is_the_engines_or_else_estimated(work, now, shown):
+    moment = prefilling(record(), work, 5000, now=now)
+    assert (moment.doing, moment.to_compute) == (Doing.PREFILL, 4000)
+    seen = (moment.computed, moment.percent, moment.seconds_left, moment.estimated)
+    assert seen == tuple(pytest.approx(one) if isinstance(one, float) else one for one in shown)
 
 
-def test_an_exceeded_estimate_leaves_no_remaining_time_instead_of_zero():
-    assert prefilling(record(), so_far(2000), 5000, now=99.0).seconds_left is None
-    moment = prefilling(record(), Work(begun=0.0), 5000, now=10_000.0)
-    assert (moment.percent, moment.seconds_left) == (None, None)
-    assert request_text(moment) == "prefill, longer than estimated"
-
-
-def test_a_computed_prompt_waits_for_its_first_token():
-    moment = prefilling(record(), so_far(5000), 5000, now=10.0)
-    assert (moment.percent, moment.seconds_left) == (MOST, None)
-    assert request_text(moment) == "prefill done, first token not sampled yet"
-
-
-def test_tokens_planted_for_the_request_count_as_computed_and_not_as_reused():
-    moment = prefilling(record(), so_far(3000, reused=2500, planted=1500), 5000, now=10.0)
-    assert (moment.computed, moment.to_compute) == (2000, 4000)
-
-
-def test_without_elapsed_prefill_time_there_is_no_remaining_time():
-    moment = prefilling(record(), so_far(1000, seconds=0.0), 5000, now=10.0)
-    assert (moment.percent, moment.seconds_left) == (0, None)
-
-
-def test_a_running_plant_shows_its_progress():
-    moment = prefilling(record(), Work(begun=0.0, planted=500, planting=500), 5000, now=1.0)
-    assert (moment.computed, moment.to_compute, moment.percent, moment.estimated) == (1000, 4000, 25, False)
-    assert moment.seconds_left == pytest.approx(30.0)
-
-
-def test_progress_is_estimated_if_the_engine_reports_none():
-    moment = prefilling(record(), Work(begun=0.0), 5000, now=10.0)
-    assert (moment.computed, moment.to_compute, moment.percent, moment.estimated) == (1000, 4000, 25, True)
-    assert moment.seconds_left == pytest.approx(30.0)
+@pytest.mark.parametrize(
+    ("work", "now", "text"),
+    [
+        (SILENT, 10_000.0, "prefill, longer than estimated"),
+        (so_far(5000), 10.0, "prefill done, first token not sampled yet"),
+    ],
+)
+def test_a_prefill_without_a_remaining_time_says_why(work, now, text):
+    assert request_text(prefilling(record(), work, 5000, now=now)) == text
 
 
 def test_a_rate_that_was_never_measured_gives_no_estimate():
     guessed = record()
     assert guessed.decision is not None
     guessed.decision = replace(guessed.decision, measured=False)
-    moment = prefilling(guessed, Work(begun=0.0), 5000, now=1.0)
+    moment = prefilling(guessed, SILENT, 5000, now=1.0)
     assert (moment.percent, moment.seconds_left, moment.to_compute) == (None, None, 4000)
     planting = prefilling(guessed, Work(begun=0.0, planting=1000), 5000, now=1.0)
     assert (planting.percent, planting.seconds_left) == (25, None)
@@ -107,12 +94,11 @@ def test_what_a_request_does_follows_from_its_stage(stage):
     assert (found.step is not None) == (found.doing is Doing.PREPARING)
 
 
-@pytest.mark.parametrize(("prompt", "reuse"), [(None, 10), (500, None)])
-def test_without_a_known_prompt_or_reuse_there_is_no_progress(prompt, reuse):
-    moment = prefilling(record(reuse), Work(begun=0.0), prompt, now=10.0)
-    assert (moment.percent, moment.seconds_left) == (None, None)
-
-
-def test_an_engine_of_unknown_speed_gives_no_remaining_time():
-    moment = prefilling(record(rate=0.0), Work(begun=0.0), 5000, now=10.0)
+@pytest.mark.parametrize(
+    ("prompt", "known"),
+    [(None, {"reuse": 10}), (500, {"reuse": None}), (5000, {"rate": 0.0})],
+    ids=["prompt", "reuse", "speed"],
+)
+def test_without_a_known_prompt_or_reuse_or_speed_there_is_no_progress(prompt, known):
+    moment = prefilling(record(**known), SILENT, prompt, now=10.0)
     assert (moment.percent, moment.seconds_left) == (None, None)

@@ -9,14 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
 from slotkeeper.bench.replay import read
 from slotkeeper.observe import recording
 from slotkeeper.observe.recording import PARTS, RotatingFiles, TooSlowError
-from unit.observe.room import BODY, BUDGET, Room, recorded, write
+from unit.observe.room import BODY, BUDGET, recorded, write
 
 
 async def test_recordings_are_private_to_their_owner(room):
@@ -92,38 +91,6 @@ async def test_a_folder_that_disappears_is_created_again(room):
     await recorder.close()
     assert room.failed == []
     assert len(room.entries) == 1
-
-
-@pytest.fixture
-def tiny_disk(tmp_path: Path):
-    """Mount a disk of 64 KiB."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small disk")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    if subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("nothing can be mounted here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)  # noqa: S607
-
-
-async def test_a_full_disk_leaves_whole_lines_and_is_used_again_when_there_is_room(tiny_disk):
-    room, ballast = Room(tiny_disk), tiny_disk / "ballast"
-    ballast.write_bytes(b"x" * (32 << 10))
-    recorder = room.recorder()
-    for _ in range(100):
-        write(recorder, b'{"a":"%s"}' % (b"x" * 1000))
-    while len(room.failed) + sum(path.read_bytes().count(b"\n") for path in room.files) < 100:
-        await asyncio.sleep(0.01)
-    ballast.unlink()
-    write(recorder, b'{"last":true}')
-    await recorder.close()
-    (path,) = room.files
-    trace = read(path)
-    assert trace.problems == ()
-    assert trace.entries[-1].body == {"last": True}
-    assert 10 < len(trace.entries) < 100
 
 
 def test_a_part_of_a_line_on_a_full_disk_is_removed(tmp_path, monkeypatch):

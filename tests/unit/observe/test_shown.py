@@ -166,11 +166,6 @@ def test_changes_found_by_rules_are_shown(whole):
     assert detail(whole)["changes"][0]["rule"] is None
 
 
-def test_the_request_that_took_the_slot_is_named(whole):
-    assert detail(whole)["slot_taken_by"] is None
-    assert detail(whole, record("taker"))["slot_taken_by"] == "taker"
-
-
 def test_a_request_that_has_just_arrived_has_a_partial_detail():
     account = detail(record())
     assert (account["outcome"], account["status"], account["verdict"]) == ("running", None, "")

@@ -104,22 +104,6 @@ async def test_a_request_is_one_span_with_a_child_for_each_longer_stage():
     assert {resource["service.name"] for resource in collector.resources} == {"slotkeeper"}
 
 
-async def test_the_engine_gets_the_trace_parent_of_the_span_that_is_sent_later():
-    async with collecting() as collector:
-        (told,) = await sent(collector, record(), traceparent=f"00-{TRACE}-{CALLER}-01")
-    (span,) = collector.named(REQUEST)
-    assert told == f"00-{TRACE}-{span.span_id.hex()}-01"
-
-
-async def test_a_request_that_its_caller_does_not_sample_is_not_sent():
-    async with collecting() as collector:
-        (told,) = await sent(collector, record(), traceparent=f"00-{TRACE}-{CALLER}-00")
-    version, trace, parent, flags = told.split("-")
-    assert (version, trace, flags) == ("00", TRACE, "00")
-    assert parent != CALLER
-    assert collector.spans == []
-
-
 @pytest.mark.parametrize("said", ["", "junk", f"ff-{TRACE}-{CALLER}-01", f"00-{'0' * 32}-{CALLER}-01"])
 async def test_a_request_without_a_valid_trace_begins_a_new_one(said):
     async with collecting() as collector:

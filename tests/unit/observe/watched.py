@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from playbooks.playbook import STEP, Outcome, Play, Sees, arrives
+from playbooks.playbook import STEP, Outcome, Play, Sees, arrives, goes, knows, starts
 from slotkeeper.observe.journal import Journal
 from slotkeeper.observe.request_record import Record, RequestStage
 from slotkeeper.scheduler.effects import Effect
 from slotkeeper.scheduler.events import EngineUp, Event
+from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.types import RequestId
 from unit.looking import counted
 
@@ -56,6 +57,12 @@ class WatchedPlay(Play):
         self.journal.follow(RequestId(request), came)
         _ = self << arrives(request, **more)
         return came
+
+    def fills_both_slots(self, first: Tokens, second: Tokens) -> None:
+        """Begin the requests r1 and r2, with these prompts."""
+        for request, prompt in (("r1", first), ("r2", second)):
+            self.comes(request)
+            assert self << knows(request, prompt) >> goes(request) << starts(request)
 
     def __lshift__(self, happening: Event | Sees | Outcome) -> WatchedPlay:
         super().__lshift__(happening)
