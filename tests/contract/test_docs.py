@@ -120,12 +120,6 @@ def test_anchors_of_headings_are_computed_as_on_github():
 # -- citations -----------------------------------------------------------------------------------------
 
 
-def test_engine_md_has_all_expected_sections_and_traps():
-    traps = {f"T{number}" for number in range(1, 11)}
-    sections = {"0", "1", *(f"1.{number}" for number in range(1, 8)), *"2345678", "10", "11", "12"}
-    assert traps | sections <= places()
-
-
 def test_the_code_cites_only_existing_sections_of_engine_md():
     known = places()
     wrong = []

@@ -7,13 +7,12 @@ import json
 import orjson
 import pytest
 
-from chaos.conftest import ready, settings
 from chaos.fake_answers import PATHS, request_body
 from chaos.fake_engine import Fault
 from chaos.fake_http import Heard
 from chaos.raw import Wire, dial
 from slotkeeper.api.head import Api
-from slotkeeper.app import KEEPALIVE_SECONDS, running
+from slotkeeper.app import KEEPALIVE_SECONDS
 
 CHAT = PATHS[Api.CHAT]
 ASK = orjson.dumps(request_body(Api.CHAT, stream=False))
@@ -165,14 +164,6 @@ async def test_a_pinned_body_differs_only_by_the_slot_and_an_unpinned_body_not_a
     assert heard.header("Content-Length") == [str(len(heard.body))]
 
 
-async def test_a_bypass_body_is_forwarded_unchanged(fake, data):
-    body = json.dumps(request_body(Api.CHAT, stream=True), indent=1).encode()
-    async with dial(data) as wire:
-        await wire.post(CHAT, body, {"X-Slotkeeper-Bypass": "1"})
-        await wire.body(await wire.head())
-    assert fake.ran[0].body == body
-
-
 @pytest.mark.parametrize("target", ["@elsewhere.example/x", ".example/x", ":1/x", "*", "x", "http:/x"])
 async def test_a_target_that_is_not_a_path_is_refused_and_never_sent_to_another_host(fake, data, target):
     async with dial(data) as wire:
@@ -222,10 +213,3 @@ async def test_long_headers_are_forwarded_in_both_directions(fake, data):
         head = await wire.head()
     assert len(head["X-Long"]) == 30000
     assert len(fake.ran[0].header("X-Long")[0]) == 7000
-
-
-async def test_the_sidecar_is_ready_when_its_engine_is(fake):
-    async with running(settings(fake.base, drain_timeout=1.0)) as sidecar:
-        await ready(sidecar)
-        async with dial(sidecar.addresses[1]) as wire:
-            assert (await head_of(wire, "GET /readyz HTTP/1.1", "Host: x"))[0] == 200

@@ -17,11 +17,6 @@ WAIT_LONGER = {"document"}
 TOO_LARGE = {"card-32b", "cards-70b"}
 
 
-def test_the_same_seed_gives_the_same_figures():
-    once, again = (compared(PROFILES[0], "person", [1]) for _ in range(2))
-    assert once == again
-
-
 @pytest.mark.parametrize(
     "profile", [p for p in PROFILES if p.name != SLOW_COPIES], ids=lambda profile: profile.name
 )

@@ -6,20 +6,14 @@ from itertools import pairwise
 
 from benchmarks.when_needed import CLIENTS, TURNS, turns_about
 
+from unit.bench.test_sessions import extends, played
+
 
 def test_two_clients_alternate_and_only_append():
-    script, turns = turns_about(), []
-    turn = next(script)
-    try:
-        while True:
-            turns.append(turn)
-            turn = script.send({"role": "assistant", "content": f"answer {len(turns)}"})
-    except StopIteration:
-        pass
+    turns = played(turns_about())
     assert [turn.session for turn in turns] == ["A", "B"] * TURNS
     for one in (turns[::2], turns[1::2]):
-        for before, after in pairwise(one):
-            assert after.messages[: len(before.messages)] == before.messages
+        assert all(extends(after, before) for before, after in pairwise(one))
     assert turns[0].messages[0] != turns[1].messages[0], "they share nothing"
 
 
