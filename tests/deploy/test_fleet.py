@@ -6,14 +6,13 @@ import re
 import subprocess
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 
 from containers import ROOT
 from deploy.manifests import K8S, Manifests, rendered, selects
 from deploy.pod_security import violations
-from deploy.test_manifests import ENGINE_END, VERSIONS
+from deploy.test_manifests import ENGINE_END
 from fleet.parts import found
 from slotkeeper.api.document import SESSION_HEADERS
 from slotkeeper.environment import PREFIX, SECRETS
@@ -43,12 +42,6 @@ def labels_of(fleet: Manifests) -> dict[str, dict[str, str]]:
         "slotkeeper": fleet.template["metadata"]["labels"],
         **{name: deployment(fleet, name)["metadata"]["labels"] for name in APPS},
     }
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_every_object_is_valid(fleet, version):
-    for each in fleet.objects:
-        kubernetes_validate.validate(each, version, strict=True)
 
 
 def test_every_pod_meets_the_restricted_standard(fleet):
@@ -114,13 +107,6 @@ def test_every_variable_of_the_sidecar_is_a_setting(fleet):
     assert names <= known
     assert names >= OF_THE_STORE
     assert "cold_dir" not in names
-
-
-def test_every_variable_of_the_compose_file_is_a_setting():
-    file = yaml.safe_load((ROOT / "docker" / "compose.fleet.yaml").read_text("utf-8"))
-    names = {name.removeprefix(PREFIX).lower() for name in file["services"]["slotkeeper"]["environment"]}
-    assert names <= Settings.model_fields.keys()
-    assert names >= OF_THE_STORE - {"cold_store_bytes"}
 
 
 def test_hints_and_store_have_the_addresses_and_mounts_of_the_settings(fleet):

@@ -11,7 +11,17 @@ import yaml
 from pydantic import ByteSize, TypeAdapter
 
 from containers import ROOT
-from deploy.manifests import ENTRYPOINTS, K8S, OVERLAYS, Manifests, rendered, selects, size, written
+from deploy.manifests import (
+    ENTRYPOINTS,
+    INSTALLATIONS,
+    K8S,
+    OVERLAYS,
+    Manifests,
+    rendered,
+    selects,
+    size,
+    written,
+)
 from slotkeeper import __version__
 from slotkeeper.engine.child.launch import CONTEXT_TOKENS, SLOTS, EngineKind, find_engine, recommended
 from slotkeeper.engine.fingerprint import LAZY_SINCE
@@ -46,8 +56,9 @@ def tag(manifests: Manifests, container: str) -> str:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_object_is_valid(manifests: Manifests, version: str):
-    for each in manifests.objects:
+@pytest.mark.parametrize("installation", [*INSTALLATIONS, "fleet"])
+def test_every_object_is_valid(installation: str, version: str):
+    for each in rendered(installation).objects:
         if each["kind"] not in {MONITOR, RULES}:
             kubernetes_validate.validate(each, version, strict=True)
 

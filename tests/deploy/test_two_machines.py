@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from typing import Any
@@ -13,7 +12,8 @@ from containers import ROOT
 from deploy.manifests import rendered
 from deploy.test_fleet import OF_THE_STORE
 from fleet.parts import found
-from image.compose import FOLDER, NEEDED, compose, seconds
+from image import compose
+from image.compose import BASE, FOLDER, seconds
 from slotkeeper.environment import PREFIX, SECRETS
 from slotkeeper.settings import Settings
 
@@ -26,39 +26,27 @@ GIVEN = {
 }
 
 
+FILES = (BASE, "compose.fleet.yaml")
+
+
 @pytest.fixture
 def services() -> dict[str, Any]:
-    files = ("-f", "compose.yaml", "-f", "compose.fleet.yaml")
-    asked = ("--env-file", "/dev/null", "--profile", "*", "config", "--no-env-resolution", "--format", "json")
-    done = subprocess.run(
-        [compose(), *files, *asked],
-        cwd=FOLDER,
-        env={**NEEDED, **GIVEN},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)["services"]
-    return found
+    return compose.services(*FILES, **GIVEN)
 
 
-def test_compose_names_each_missing_variable():
-    files = ("-f", "compose.yaml", "-f", "compose.fleet.yaml")
-    for missing in set(GIVEN) - {"BIND"}:
-        env = {**NEEDED, **{name: value for name, value in GIVEN.items() if name != missing}}
-        done = subprocess.run(
-            [compose(), *files, "--env-file", "/dev/null", "--profile", "*", "config"],
-            cwd=FOLDER, env=env, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode != 0
-        assert missing in done.stderr
+@pytest.mark.parametrize("missing", [name for name in GIVEN if name != "BIND"])
+def test_compose_names_each_missing_variable(missing):
+    done = compose.read(FILES, **{name: value for name, value in GIVEN.items() if name != missing})
+    assert done.returncode != 0
+    assert missing in done.stderr
 
 
 def test_variables_of_the_sidecar_are_settings_or_of_the_shared_store(services):
-    known = {*Settings.model_fields, *(f"{name}_file" for name in SECRETS), *OF_THE_STORE}
-    names = {name for name in services["slotkeeper"]["environment"] if name.startswith(PREFIX)}
-    assert {name.removeprefix(PREFIX).lower() for name in names} <= known
+    known = {*Settings.model_fields, *(f"{name}_file" for name in SECRETS)}
+    given = services["slotkeeper"]["environment"]
+    names = {name.removeprefix(PREFIX).lower() for name in given if name.startswith(PREFIX)}
+    assert names <= known
+    assert names >= OF_THE_STORE - {"cold_store_bytes"}
     hints = services["slotkeeper"]["environment"][f"{PREFIX}HINTS"]
     assert hints == f"redis://:{GIVEN['VALKEY_PASSWORD']}@{GIVEN['VALKEY']}:6379/0"
     (port,) = services["valkey"]["ports"]

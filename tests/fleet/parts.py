@@ -131,24 +131,22 @@ def passes(url: str) -> bool:
         return False
 
 
-def haproxy_words(sidecars: Sequence[str], folder: Path) -> list[str]:
-    """Return the arguments for HAProxy: our configuration unchanged, and the servers in a second file."""
-    lines = "".join(f"    server pod{n} {address}\n" for n, address in enumerate(sidecars))
-    (servers := folder / "servers.cfg").write_text(f"backend sidecars from hashed\n{lines}", "utf-8")
-    return [found("haproxy"), "-f", str(CONFIGS / "haproxy.cfg"), "-f", str(servers)]
-
-
 @contextmanager
 def haproxy(sidecars: Sequence[str], folder: Path) -> Iterator[str]:
+    """Run HAProxy: our configuration unchanged, and the servers in a second file."""
+    lines = "".join(f"    server pod{n} {address}\n" for n, address in enumerate(sidecars))
+    (servers := folder / "servers.cfg").write_text(f"backend sidecars from hashed\n{lines}", "utf-8")
     bind = f"127.0.0.1:{free_port()}"
     env = {**os.environ, "FLEET_BIND": bind}
-    words = [*haproxy_words(sidecars, folder), "-db"]
+    words = [found("haproxy"), "-f", str(CONFIGS / "haproxy.cfg"), "-f", str(servers), "-db"]
     with started(words, f"http://{bind}", folder / "haproxy.log", env=env) as url:
         yield url
 
 
-def nginx_words(sidecars: Sequence[str], folder: Path, listen: str) -> list[str]:
-    """Return the arguments for nginx: our configuration on another port, in an http block of its own."""
+@contextmanager
+def nginx(sidecars: Sequence[str], folder: Path) -> Iterator[str]:
+    """Run nginx: our configuration on another port, in an http block of its own."""
+    listen = f"127.0.0.1:{free_port()}"
     servers = "".join(f"server {address} max_fails=1 fail_timeout=5s;\n" for address in sidecars)
     (folder / "conf.d").mkdir()
     (folder / "conf.d" / "sidecars.conf").write_text(
@@ -170,13 +168,8 @@ def nginx_words(sidecars: Sequence[str], folder: Path, listen: str) -> list[str]
         f"events {{ worker_connections 512; }}\nhttp {{ {http} }}\n",
         "utf-8",
     )
-    return [found("nginx"), "-p", str(folder), "-e", str(folder / "error.log"), "-c", str(config)]
-
-
-@contextmanager
-def nginx(sidecars: Sequence[str], folder: Path) -> Iterator[str]:
-    listen = f"127.0.0.1:{free_port()}"
-    with started(nginx_words(sidecars, folder, listen), f"http://{listen}", folder / "nginx.log") as url:
+    words = [found("nginx"), "-p", str(folder), "-e", str(folder / "error.log"), "-c", str(config)]
+    with started(words, f"http://{listen}", folder / "nginx.log") as url:
         yield url
 
 
@@ -238,6 +231,19 @@ async def one_turn(asking: httpx.AsyncClient, url: str, talk: Talk, **headers: s
     return await asking.post(
         f"{url}/v1/chat/completions", json=talk.body(), headers=headers or talk.headers()
     )
+
+
+async def served_by(
+    asking: httpx.AsyncClient, url: str, talk: Talk, pods: Sequence[Pod], **headers: str
+) -> Pod:
+    """Send one turn; return the pod whose sidecar answered it."""
+    before = [pod.served() for pod in pods]
+    answer = await one_turn(asking, url, talk, **headers)
+    assert answer.status_code == 200, answer.text
+    talk.heard(answer)
+    wait_until(lambda: sum(pod.served() for pod in pods) == sum(before) + 1)
+    (found,) = [pod for pod, then in zip(pods, before, strict=True) if pod.served() > then]
+    return found
 
 
 @asynccontextmanager

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Sequence
 
 import httpx
 import pytest
 
 from engine.conftest import wait_until
-from fleet.parts import Pod, Talk, client, haproxy, haproxy_words, nginx, nginx_words, one_turn
+from fleet.parts import Pod, Talk, client, haproxy, nginx, one_turn, served_by
 from patience import PATIENCE
 
 pytestmark = pytest.mark.one_in(8)
@@ -21,19 +19,6 @@ TALKS = 12  # the gateway places by a hash of random ports: with few, one pod ma
 
 def talks(count: int = TALKS) -> list[Talk]:
     return [Talk(f"talk-{n}", seed=40 * n, system="You are an agent.") for n in range(count)]
-
-
-async def served_by(
-    asking: httpx.AsyncClient, url: str, talk: Talk, pods: Sequence[Pod], **headers: str
-) -> Pod:
-    """Send one turn; return the pod whose sidecar answered it."""
-    before = [pod.served() for pod in pods]
-    answer = await one_turn(asking, url, talk, **headers)
-    assert answer.status_code == 200, answer.text
-    talk.heard(answer)
-    wait_until(lambda: sum(pod.served() for pod in pods) == sum(before) + 1)
-    (found,) = [pod for pod, then in zip(pods, before, strict=True) if pod.served() > then]
-    return found
 
 
 @pytest.mark.parametrize("gateway", GATEWAYS)
@@ -119,18 +104,3 @@ async def test_health_on_the_data_port_reports_503_during_a_drain(pods):
         assert await status(f"http://{pod.admin}/readyz") == 503
         # A request that is sent to it directly is still served.
         assert (await one_turn(asking, f"http://{pod.data}", talks(1)[0])).status_code == 200
-
-
-def test_haproxy_accepts_its_configuration(tmp_path):
-    words = [*haproxy_words(["127.0.0.1:8081", "127.0.0.1:8082"], tmp_path), "-c"]
-    env = {**os.environ, "FLEET_BIND": "127.0.0.1:8080"}
-    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "[WARNING]" not in done.stderr
-
-
-def test_nginx_accepts_its_configuration(tmp_path):
-    words = [*nginx_words(["127.0.0.1:8081", "127.0.0.1:8082"], tmp_path, "127.0.0.1:8080"), "-t"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "[warn]" not in done.stderr

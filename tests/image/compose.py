@@ -30,25 +30,30 @@ def compose() -> str:
 
 
 @cache
-def read(files: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-    """Return `docker compose config` with every profile, with defaults for all variables that have one."""
+def read(files: tuple[str, ...], **given: str) -> subprocess.CompletedProcess[str]:
+    """Return `docker compose config` with every profile; variables that are not `given` have defaults."""
     named = [word for file in files for word in ("-f", file)]
     asked = ("--env-file", "/dev/null", "--profile", "*", "config", "--no-env-resolution", "--format", "json")
     return subprocess.run(
-        [compose(), *named, *asked], cwd=FOLDER, env=NEEDED, capture_output=True, text=True, check=False
+        [compose(), *named, *asked],
+        cwd=FOLDER,
+        env={**NEEDED, **given},
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
-def merged(*files: str) -> dict[str, Any]:
+def merged(*files: str, **given: str) -> dict[str, Any]:
     """Return the merged document of `files`; paths of this machine are absolute in it."""
-    done = read(files)
+    done = read(files, **given)
     assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     return document
 
 
-def services(*files: str) -> dict[str, dict[str, Any]]:
-    return dict(merged(*files)["services"])
+def services(*files: str, **given: str) -> dict[str, dict[str, Any]]:
+    return dict(merged(*files, **given)["services"])
 
 
 def seconds(text: str) -> float:
