@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -37,7 +38,12 @@ class Line:
     for_a_request: bool
 
 
-def lines() -> Iterator[Line]:
+@cache
+def lines() -> tuple[Line, ...]:
+    return tuple(_lines())
+
+
+def _lines() -> Iterator[Line]:
     for path in sorted(PACKAGE.rglob("*.py")):
         name, tree = path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text("utf-8"))
         for function in ast.walk(tree):
@@ -73,9 +79,8 @@ def line(call: ast.Call, where: str, *, concerned: bool) -> Line:
 
 
 def test_every_event_is_in_snake_case():
-    found = list(lines())
-    assert len(found) > 50, "the search finds nothing"
-    assert [one for one in found if not re.fullmatch(r"[a-z]+(_[a-z]+)*", one.event)] == []
+    assert len(lines()) > 50, "the search finds nothing"
+    assert [one for one in lines() if not re.fullmatch(r"[a-z]+(_[a-z]+)*", one.event)] == []
 
 
 def test_every_event_has_one_level():

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -93,14 +94,17 @@ def strings(path: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
-def texts() -> Iterator[tuple[str, str]]:
-    """Yield every text of the package that can reach a user, with its place."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for line, text in strings(path):
-            yield f"{path.relative_to(ROOT)}:{line}", text
+@cache
+def texts() -> list[tuple[str, str]]:
+    """Return every text of the package that can reach a user, with its place."""
+    found = []
     for path in sorted(PACKAGE.rglob("*")):
-        if path.suffix in {".html", ".js", ".css"}:
-            yield str(path.relative_to(ROOT)), path.read_text("utf-8")
+        place = str(path.relative_to(ROOT))
+        if path.suffix == ".py":
+            found += [(f"{place}:{line}", text) for line, text in strings(path)]
+        elif path.suffix in {".html", ".js", ".css"}:
+            found.append((place, path.read_text("utf-8")))
+    return found
 
 
 def test_no_message_names_the_file_of_a_page():

@@ -268,24 +268,29 @@ def folders(tmp_path: Path) -> Iterator[dict[str, Path]]:
         ("in a file", ("file is not a folder", "Give another one")),
         ("no parent", ("typo. Make it: mkdir -p -m 700 ",)),
         ("in /proc", ("/proc/slots cannot be made there", "Give another one")),
-        ("closed", ("cannot write to", "sudo install -d -m 700 -o ")),
-        ("in a closed one", ("cannot write to", "sudo install -d -m 700 -o ")),
     ],
 )
-def test_an_unusable_folder_is_a_usage_error_at_the_start(name, hints, folders):
-    words = ("serve", "--upstream", NOBODY, "--slot-dir", str(folders[name]))
-    check_process(USAGE, ("--slot-dir: ", *hints), *words, preexec_fn=without_override)
+def test_an_unusable_folder_is_a_usage_error_at_the_start(check, name, hints, folders):
+    check(USAGE, ("--slot-dir: ", *hints), "serve", "--upstream", NOBODY, "--slot-dir", str(folders[name]))
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["serve", "--upstream", NOBODY, "--slot-dir"], "closed"),
+        (["serve", "--upstream", NOBODY, "--slot-dir"], "in a closed one"),
+        (["up", "--record"], "closed"),
+    ],
+)
+def test_a_folder_without_write_access_is_a_usage_error_at_the_start(words, name, folders):
+    hints = (f"{words[-1]}: ", "cannot write to", "sudo install -d -m 700 -o ")
+    check_process(USAGE, hints, *words, str(folders[name]), preexec_fn=without_override)
 
 
 @pytest.mark.parametrize("flag", ["--slot-dir", "--cold-dir", "--record"])
 def test_every_folder_setting_is_checked_at_the_start(check, flag, folders):
     words = ("serve", "--upstream", NOBODY, flag, str(folders["no parent"]))
     check(USAGE, (f"{flag}: ", "Make it: mkdir -p"), *words)
-
-
-def test_up_checks_its_folders_too(folders):
-    words = ("up", "--record", str(folders["closed"]))
-    check_process(USAGE, ("--record: ", "sudo install -d"), *words, preexec_fn=without_override)
 
 
 def test_the_suggested_command_repairs_the_folder(folders):
