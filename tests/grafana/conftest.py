@@ -38,8 +38,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         more = (*files, "--drain-delay", "0")
         command = (sys.executable, "-m", "slotkeeper", "serve", *where, *more)
         secret = {"SLOTKEEPER_ADMIN_TOKEN": TOKEN}
+        prometheus = stack.enter_context(scraping(admin, folder))  # it looks for targets after five seconds
         stack.enter_context(running(command, folder / "sidecar.log", f"http://{admin}/readyz", secret))
-        prometheus = stack.enter_context(scraping(admin, folder))
         # Prometheus must have seen every counter at zero
         wait_until(lambda: bool(prometheus.values(SCRAPED)))
         began = time.time()
