@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from itertools import product
 
 import httpx
 import orjson
@@ -41,46 +42,36 @@ async def circle() -> AsyncIterator[tuple[Sidecar, Sidecar]]:
         yield first, second
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("api", [Api.CHAT, Api.MESSAGES, Api.RESPONSES, Api.COMPLETION])
-async def test_a_request_in_a_circle_gets_508_in_the_shape_of_its_api(api, stream, circle):
-    first, _ = circle
-    async with httpx.AsyncClient(base_url=f"http://{first.addresses[0]}", timeout=PATIENCE) as client:
-        answer = await client.post(PATHS[api], json=request_body(api, stream=stream))
-    assert answer.status_code == 508
-    assert answer.headers["Content-Type"].startswith("application/json")
-    said = answer.json()
-    assert "--upstream leads back to it" in said["error"]["message"]
-    if api is Api.MESSAGES:
-        assert said["type"] == "error"
-        assert said["error"]["type"] == "api_error"
-    else:
-        assert (said["error"]["code"], said["error"]["type"]) == (508, "server_error")
-
-
-async def test_every_other_route_gets_508_too(circle):
-    async with httpx.AsyncClient(base_url=f"http://{circle[0].addresses[0]}", timeout=PATIENCE) as client:
+async def test_a_request_in_a_circle_gets_508_in_the_shape_of_its_api_and_readyz_says_why(circle):
+    data, admin = (f"http://{address}" for address in circle[0].addresses)
+    async with httpx.AsyncClient(base_url=data, timeout=PATIENCE) as client:
+        for api, stream in product((Api.CHAT, Api.MESSAGES, Api.RESPONSES, Api.COMPLETION), (False, True)):
+            answer = await client.post(PATHS[api], json=request_body(api, stream=stream))
+            assert answer.status_code == 508, api
+            assert answer.headers["Content-Type"].startswith("application/json")
+            error = answer.json()["error"]
+            assert "--upstream leads back to it" in error["message"]
+            if api is Api.MESSAGES:
+                assert (answer.json()["type"], error["type"]) == ("error", "api_error")
+            else:
+                assert (error["code"], error["type"]) == (508, "server_error"), api
         for answer in [await client.get("/health"), await client.get("/"), await client.post("/tokenize")]:
             assert answer.status_code == 508
+        ready = await client.get(f"{admin}/readyz")
+    assert ready.status_code == 503
+    assert "leads back to this sidecar" in ready.text
 
 
-@pytest.mark.parametrize("path", [PATHS[Api.CHAT], "/tokenize"])
-async def test_a_request_without_room_for_a_header_of_ours_goes_in_no_circle(path, circle):
+async def test_a_request_without_room_for_a_header_of_ours_goes_in_no_circle(circle):
     """The headers of such a request do not say which sidecars it has passed."""
     body = orjson.dumps(request_body(Api.CHAT, stream=False))
     own = {"Host": "x", "Content-Length": str(len(body))}
     own |= {f"X-Own-{n}": "v" for n in range(MOST_HEADERS - len(own))}
     head = "".join(f"{name}: {value}\r\n" for name, value in own.items())
-    async with dial(circle[0].addresses[0]) as wire:
-        await wire.send(f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
-        assert (await wire.head()).status == 508
-
-
-async def test_readyz_reports_that_the_upstream_leads_back_to_the_sidecar(circle):
-    async with httpx.AsyncClient(base_url=f"http://{circle[0].addresses[1]}", timeout=PATIENCE) as client:
-        answer = await client.get("/readyz")
-    assert answer.status_code == 503
-    assert "leads back to this sidecar" in answer.text
+    for path in (PATHS[Api.CHAT], "/tokenize"):
+        async with dial(circle[0].addresses[0]) as wire:
+            await wire.send(f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
+            assert (await wire.head()).status == 508, path
 
 
 async def test_a_sidecar_serves_again_after_the_circle_is_opened():

@@ -7,9 +7,9 @@ import aiohttp
 import orjson
 import pytest
 
-from chaos.conftest import ready, settings
+from chaos.conftest import settings
 from chaos.fake_answers import PATHS, answer_body, answer_events, looks_whole, request_body
-from chaos.fake_engine import FakeEngine, Fault
+from chaos.fake_engine import Fault
 from chaos.fake_http import LAST_CHUNK, STREAM_HEAD, chunk
 from chaos.raw import dial, until
 from slotkeeper.api.errors import UpstreamFault, sse
@@ -189,24 +189,3 @@ async def test_after_every_fault_all_slots_are_idle_again(fake, sidecar, data):
     table = sidecar.driver.placement.tables[fake.base]
     await until(lambda: len(table.idle) == 2, f"all slots are idle: {table}")
     assert fake.collisions == 0
-
-
-async def test_requests_go_to_the_other_engine_after_one_engine_died():
-    async with (
-        FakeEngine() as first,
-        FakeEngine() as second,
-        running(settings(first.base, second.base, drain_timeout=1.0)) as sidecar,
-    ):
-        await ready(sidecar)
-        await first.die()
-        url = f"http://{sidecar.addresses[0]}"
-        async with aiohttp.ClientSession(url) as client, asyncio.TaskGroup() as group:
-            for number in range(6):
-                body = request_body(Api.CHAT, stream=False, text=f"{number} bottles of beer")
-                group.create_task(_served(client, body))
-        assert len(second.ran) == 6
-
-
-async def _served(client: aiohttp.ClientSession, body: object) -> None:
-    async with client.post(CHAT, json=body) as answer:
-        assert answer.status == 200, await answer.text()

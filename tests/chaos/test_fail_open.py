@@ -11,7 +11,7 @@ import aiohttp
 import orjson
 import pytest
 
-from chaos.conftest import ready, settings
+from chaos.conftest import settings
 from chaos.fake_answers import PATHS, looks_whole, request_body
 from chaos.fake_engine import Fault
 from chaos.fake_http import STREAM_HEAD
@@ -128,14 +128,6 @@ async def test_a_bypass_request_is_forwarded_without_a_slot(fake, data):
     assert not heard.header("X-Slotkeeper-Bypass")
 
 
-async def test_a_client_chosen_slot_is_used(fake, data):
-    for slot in (1, 0, 1):
-        head = await ask(data, id_slot=slot)
-        assert head["X-Slotkeeper-Slot"] == str(slot)
-        assert head["X-Slotkeeper-Decision"] == "client_chose"
-    assert [orjson.loads(heard.body)["id_slot"] for heard in fake.ran] == [1, 0, 1]
-
-
 async def test_the_slot_in_the_answers_header_is_the_slot_of_the_forwarded_body(fake, data):
     for number in range(6):
         head = await ask(data, text=f"{number} of six stories")
@@ -175,16 +167,6 @@ async def test_a_prompt_that_the_sidecar_cannot_parse_is_forwarded_unchanged(fak
             assert (await wire.head()).status == 200
         assert len(fake.ran) == number
         assert re.sub(rb'"id_slot":[01],', b"", fake.ran[-1].body) == body
-
-
-async def test_a_sidecar_forwards_requests_before_its_engine_is_probed(fake):
-    fake.broken["/props"] = 500
-    async with running(settings(fake.base, drain_timeout=1.0)) as sidecar:
-        await ask(sidecar.addresses[0])
-        del fake.broken["/props"]
-        await ready(sidecar)
-        head = await ask(sidecar.addresses[0])
-    assert head["X-Slotkeeper-Decision"] != "fail_open"
 
 
 async def test_the_admin_port_answers_while_the_engine_hangs(fake, sidecar, data):

@@ -14,12 +14,11 @@ import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
-from chaos.lab_folders import FULL, READ_ONLY, REMOVED, Trouble, call, write_protect
+from chaos.lab_folders import FULL, READ_ONLY, REMOVED, Trouble, call
 from chaos.lab_snapshots import (
     SOON,
     Bench,
     Talk,
-    Witness,
     bench,
     in_front_of,
     in_slot,
@@ -69,11 +68,6 @@ def troubles(log: Log) -> list[str]:
     return [line["trouble"] for line in log if line["event"] == "no_snapshots"]
 
 
-def written(engine: Bench) -> int:
-    """Return the files in the folder of the engine's saves."""
-    return len(list(engine.slots.iterdir()))
-
-
 async def comes_back(sidecar: Sidecar, client: aiohttp.ClientSession, talks: Sequence[Talk]) -> None:
     """Send turns until one is saved again."""
     saved = operations(sidecar)["save", "ok"]
@@ -119,30 +113,6 @@ async def test_requests_are_answered_and_saves_resume_after_the_folder_was_remov
         await endures(engine, engine.slots, REMOVED)
 
 
-async def test_an_engine_that_starts_with_a_read_only_folder_works_without_snapshots(
-    mounted: Path, build: str
-):
-    """It works without snapshots; the existing ones are used after its next start."""
-    async with bench(MODEL, build, mounted.parent) as engine:
-        talks = await undisturbed(engine, TALKS, TURNS)
-        witness = Witness(engine.slots)
-        async with in_front_of(engine, witness) as (sidecar, client):
-            for talk in talks:
-                await turn_and_save(sidecar, client, talk)
-            write_protect(mounted)
-            with capture_logs() as log:  # the sidecar may see the engine before `restart` does
-                await engine.restart()
-                for talk in talks[:2]:
-                    await take_turn(client, talk)
-            assert any("no snapshots" in str(line.get("notes")) for line in log)
-            call("umount", str(mounted))
-            await engine.restart()
-            for talk in talks[2:]:
-                await take_turn(client, talk)
-            assert witness.restored()
-            witness.agrees()
-
-
 async def test_snapshots_are_offered_again_after_their_folder_was_missing(
     tmp_path: Path, build: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -170,18 +140,6 @@ async def test_snapshots_are_offered_again_after_their_folder_was_missing(
             await asyncio.sleep(2 * SOON)  # until the next attempt
             await comes_back(sidecar, client, talks)
             await until(lambda: {snapshot.id for snapshot in catalog_of} >= here, "all are offered")
-
-
-async def test_an_engine_with_another_save_folder_works_without_snapshots(tmp_path: Path, build: str):
-    async with bench(MODEL, build, tmp_path / "engine") as engine:
-        talks = await undisturbed(engine, TALKS, TURNS)
-        with capture_logs() as log:
-            async with in_front_of(engine, slot_dir=tmp_path) as (sidecar, client):
-                for talk in talks:
-                    await take_turn(client, talk)
-                    await settled(sidecar)
-        assert any("must be the same folder" in str(line.get("notes")) for line in log)
-        assert written(engine) <= 1, "the engine's saves were probed once, and never used"
 
 
 async def test_a_folder_that_appears_after_the_start_is_used(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Final
 
 import aiohttp
 import pytest
@@ -101,7 +102,8 @@ async def test_an_engine_that_answers_with_errors_gets_no_more_requests(monkeypa
         assert {one["engine"]: one["failing"] for one in state} == {name: True, other: False}
 
 
-# As b11549 writes them: the error is the last event, behind the head and the first progress of the prefill.
+# As b11549 writes them: the head of a stream is sent when its task begins, so an error of the computation is
+# its last event, behind the first progress of the prefill.
 PROGRESS = (
     b'data: {"choices":[{"index":0,"delta":{}}],'
     b'"prompt_progress":{"total":14,"cache":0,"processed":0,"time_ms":0}}\n\n'
@@ -130,35 +132,33 @@ async def test_requests_that_the_engines_template_refuses_do_not_count_as_failur
         assert not any(table.failing for table in sidecar.driver.placement.tables.values())
 
 
-@pytest.mark.parametrize("api", [Api.CHAT, Api.COMPLETION, Api.MESSAGES])
-async def test_an_engine_that_fails_all_requests_with_500_is_taken_out(monkeypatch, api):
+FAILURE: Final = whole(500, error(500))
+
+
+@pytest.mark.parametrize(
+    ("api", "answer"),
+    [
+        (Api.CHAT, FAILURE),
+        (Api.COMPLETION, FAILURE),
+        (Api.MESSAGES, FAILURE),
+        (Api.CHAT, STREAM_HEAD + chunk(PROGRESS) + chunk(OF_OTHERS) + LAST_CHUNK),
+        (Api.RESPONSES, STREAM_HEAD + chunk(OF_OTHERS) + LAST_CHUNK),
+        (Api.MESSAGES, STREAM_HEAD + chunk(OF_MESSAGES) + LAST_CHUNK),
+    ],
+    ids=lambda value: ("500" if value == FAILURE else "stream") if isinstance(value, bytes) else value,
+)
+async def test_an_engine_that_fails_all_requests_is_taken_out(monkeypatch, api, answer):
     monkeypatch.setattr(rates, "FIRST_REST", PATIENCE)  # seconds: it is not tried again meanwhile
+    stream = answer != FAILURE
     async with two() as (sidecar, engines):
-        await posted(sidecar, api)
+        await posted(sidecar, api, stream=stream)
         name = last_engine(sidecar)
         fake, table = engines[name], sidecar.driver.placement.tables[EngineId(name)]
         fake.script.extend([Fault.CUSTOM] * TRIPS)
-        fake.custom = whole(500, error(500))
+        fake.custom = answer
         async with asyncio.timeout(PATIENCE):
             while fake.script:
-                await posted(sidecar, api)
-        await until(lambda: table.failing, "it is taken out")
-
-
-@pytest.mark.parametrize("api", [Api.CHAT, Api.RESPONSES, Api.MESSAGES])
-async def test_an_engine_whose_streams_end_with_its_errors_is_taken_out(monkeypatch, api):
-    """The head of a stream is sent when its task begins, so an error of the computation is an event."""
-    monkeypatch.setattr(rates, "FIRST_REST", PATIENCE)  # seconds: it is not tried again meanwhile
-    async with two() as (sidecar, engines):
-        await posted(sidecar, api, stream=True)
-        name = last_engine(sidecar)
-        fake, table = engines[name], sidecar.driver.placement.tables[EngineId(name)]
-        fake.script.extend([Fault.CUSTOM] * TRIPS)
-        last = OF_MESSAGES if api is Api.MESSAGES else OF_OTHERS
-        fake.custom = STREAM_HEAD + chunk(PROGRESS) * (api is Api.CHAT) + chunk(last) + LAST_CHUNK
-        async with asyncio.timeout(PATIENCE):
-            while fake.script:
-                await posted(sidecar, api, stream=True)
+                await posted(sidecar, api, stream=stream)
         await until(lambda: table.failing, "it is taken out")
 
 

@@ -110,37 +110,6 @@ async def test_the_engine_continues_from_states_of_other_adapters(start, model):
         assert said != second
 
 
-@pytest.mark.parametrize("model", MODELS)
-async def test_the_engines_ram_cache_does_not_distinguish_adapters(start, model):
-    engine, prompt = start(model, *ONE_SLOT), story("reed")
-    async with direct(engine) as stock:
-        expected = figures(await ask(stock, prompt, cache_prompt=False))[1]
-        await stock.post("/slots/0?action=erase", json={})
-        await ask(stock, prompt, FIRST, id_slot=0)
-        await ask(stock, "Something else altogether. " * 30, id_slot=0)
-        cached, said = figures(await ask(stock, prompt, id_slot=0))
-    assert cached > 0
-    assert said != expected
-
-
-@pytest.mark.parametrize("model", MODELS)
-async def test_a_restored_slot_is_emptied_unless_its_last_task_had_the_same_adapters(start, model):
-    engine, prompt = start(model), story("file")
-    async with direct(engine) as stock:
-        await ask(stock, prompt, FIRST, id_slot=0, n_predict=1)  # the slot then ends where the prompt does
-        await stock.post("/slots/0?action=save", json={"filename": "first"})
-        found = []
-        for adapters_set in (False, True):
-            if adapters_set:
-                await ask(stock, "x", FIRST, id_slot=1, n_predict=0)
-            restored = await stock.post("/slots/1?action=restore", json={"filename": "first"})
-            assert restored.status_code == 200, restored.text
-            found.append(figures(await ask(stock, prompt + " And then?", FIRST, id_slot=1))[0])
-            await ask(stock, "x", SECOND, id_slot=1, n_predict=0)
-    assert found[0] == 0
-    assert found[1] > 300
-
-
 # -- through the sidecar ---------------------------------------------------------------------------------
 
 
@@ -274,19 +243,3 @@ async def test_answers_follow_scales_that_change_while_the_engine_runs(
     assert said == expected
     assert max(reused[:2]) <= 0  # a token may have been computed for the file of the state before
     assert behind_our_back or reused[2] > 300
-
-
-async def test_grammar_and_sampling_parameters_do_not_cost_prompt_tokens(start):
-    """They change the answer, but not the state of the prompt."""
-    text = story("grammar")
-    ways: list[dict[str, Any]] = [
-        {},
-        {"grammar": 'root ::= "a"+'},
-        {"json_schema": {"type": "object"}},
-        {"temperature": 1.5, "top_k": 3, "seed": 7},
-        {"logit_bias": [[5, False]], "repeat_penalty": 1.3},
-        {"samplers": ["top_k"], "min_p": 0.2},
-    ]
-    async with probed(settings(start("tiny-dense"))) as sidecar, client(sidecar) as at:
-        found = [(await ask(at, text, FIRST, **way)).json()["timings"] for way in ways]
-    assert [timings["prompt_n"] for timings in found[1:]] == [1] * (len(ways) - 1)

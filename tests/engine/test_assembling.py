@@ -75,7 +75,6 @@ CASES: Final[dict[str, tuple[Api, Doc]]] = {
         {"input": "Hello", "max_output_tokens": 200, "tools": [{"type": "function", **TOOL}], **CALLS},
     ),
 }
-each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 RANDOM: Final = frozenset({"id", "call_id"})
 # The sidecar chooses another slot, which holds more or less.
 OF_SLOTS: Final = frozenset(
@@ -110,7 +109,7 @@ async def whole(client: httpx.AsyncClient, api: Api, body: Doc) -> httpx.Respons
     return answer
 
 
-@each_case
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 async def test_an_answer_assembled_from_a_stream_equals_the_engines_whole_answer(client, case):
     api, asked = case
     body = {"temperature": 0, "seed": 1, **asked}
@@ -158,9 +157,9 @@ def routed(monkeypatch: pytest.MonkeyPatch) -> list[exchange.AnswerForm]:
     return chosen
 
 
-@each_case
-async def test_a_client_gets_an_assembled_answer_equal_to_the_engines(user, client, case, routed):
-    api, asked = case
+@pytest.mark.parametrize("name", ["chat, a call", "completion", "messages", "responses"])
+async def test_a_client_gets_an_assembled_answer_equal_to_the_engines(user, client, name, routed):
+    api, asked = CASES[name]
     body = {"temperature": 0, "seed": 1, **asked}
     answer = (await whole(user, api, body)).json()
     assert all(form.assembler for form in routed)

@@ -81,14 +81,6 @@ async def test_the_probe_finds_all_properties_of_the_files_of_an_unused_engine(e
     assert [path.name for path in engine.slot_dir.iterdir()] == [fingerprint.FILE]
 
 
-async def test_the_files_version_shows_whether_they_have_checkpoints(engine):
-    before = evaluated(engine)
-    reading = await look(engine)
-    assert reading.traits.files_carry is (engine.build == NEWER)
-    assert evaluated(engine) == before
-    assert reading.traits.snapshots
-
-
 @pytest.mark.parametrize(("args", "model"), [(["--swa-full"], Tiny.SWA), (["-ctxcp", "0"], Tiny.HYBRID)])
 async def test_an_engine_that_makes_no_checkpoints_writes_none_to_its_files(
     engine_factory, build, args, model
@@ -136,13 +128,6 @@ async def test_the_probe_finds_whether_text_follows_images_if_files_have_no_chec
         assert client.computed == computed
 
 
-async def test_the_probe_saves_the_emptiest_slot_of_a_used_engine(engine_factory, build):
-    engine = engine_factory(Tiny.HYBRID, build)
-    await prefill(engine, 0, 40)
-    found = await probe(engine)
-    assert found.layout == "", "the saved slot was not the unused one"
-
-
 async def test_the_probe_is_refused_if_all_slots_of_the_engine_are_busy(engine_factory, build):
     engine = engine_factory(Tiny.HYBRID, build, args=["-np", "1"])
     body = {"prompt": "Count.", "n_predict": 60000, "ignore_eos": True, "stream": True}
@@ -171,18 +156,6 @@ async def test_the_probe_does_not_change_an_answer_that_begins_at_the_same_time(
     beside, found = await asyncio.gather(text(), probe(engine))
     assert beside == alone
     assert found.state_version == VERSIONS[build]
-
-
-async def test_the_probe_notices_a_folder_that_is_not_the_engines(engine_factory, build, tmp_path):
-    engine = engine_factory(Tiny.HYBRID, build)
-    (tmp_path / "other").mkdir()
-    for folder, why in ((tmp_path / "other", Why.NOT_SHARED), (tmp_path / "none", Why.NO_FOLDER)):
-        async with EngineClient(engine.base) as client:
-            reading = await read_traits(client, slot_dir=folder)
-        assert reading.no_files.why is why
-        assert str(folder) in reading.notes[-1]
-        assert not reading.traits.snapshots
-        assert not reading.traits.slot_files
 
 
 async def test_a_full_folder_turns_snapshots_off_without_an_error(engine_factory, build, small_disk):

@@ -13,7 +13,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from chaos.raw import cut_short
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
@@ -140,22 +139,6 @@ async def test_eight_clients_get_no_error_while_their_engine_is_killed_twice(mor
         assert not any(routes)
 
 
-async def test_a_request_that_waited_for_a_restart_reuses_the_saved_state(mortal):
-    async with lab.keeping(mortal) as sidecar, aiohttp.ClientSession(lab.url_of(sidecar)) as client:
-        chat = Chat("Anna")
-        _, doc = await asked(client, chat.asks())
-        chat.hears(doc["choices"][0]["message"]["content"])
-        await lab.rested(sidecar)
-        mortal.kill()
-        await is_down(sidecar)
-        waits = asyncio.get_running_loop().create_task(asked(client, chat.asks()))
-        await mortal.start()
-        status, doc = await waits
-        assert status == 200
-        timings = doc["timings"]
-        assert timings["cache_n"] > 10 * timings["prompt_n"], "its state was restored"
-
-
 @pytest.mark.parametrize("at", ["in the engine", "in line"])
 async def test_a_waiting_stream_gets_comments_and_then_its_whole_answer(mortal, at):
     async with (
@@ -212,19 +195,6 @@ async def test_a_stream_that_arrives_while_the_engine_is_down_gets_comments(buil
         assert heard.endswith(b"data: [DONE]\n\n")
         if stranger:
             assert (await stranger)[0] == 401
-
-
-async def test_a_running_stream_ends_with_an_error_if_the_engine_is_killed(mortal):
-    async with lab.keeping(mortal) as sidecar, aiohttp.ClientSession(lab.url_of(sidecar)) as client:
-        chat = Chat("Anna")
-        async with client.post(CHAT, json=chat.asks(**ENDLESS)) as answer:
-            heard = await answer.content.readany()
-            mortal.kill()
-            heard += await cut_short(answer)
-        assert b"[DONE]" not in heard
-        await mortal.start()
-        await lab.ready(sidecar)
-        assert sidecar.metrics.registry.get_sample_value("slotkeeper_requests_sent_again_total") == 0
 
 
 async def test_a_request_gets_503_after_the_engine_wait_if_the_engine_does_not_return(mortal):

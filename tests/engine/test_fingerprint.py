@@ -6,11 +6,10 @@ import shutil
 
 import pytest
 
-from builds import NEWER, OLDER, needs_b10434, needs_older
+from builds import NEWER, OLDER, needs_older
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
 from slotkeeper.engine.answers import EngineError
-from slotkeeper.engine.child.launch import EngineKind
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.traits import read_traits
 from slotkeeper.scheduler.types import SlotId
@@ -70,34 +69,17 @@ async def test_a_model_of_the_same_shapes_has_another_fingerprint_though_it_acce
     assert await fingerprint(one, ours=False) != await fingerprint(other, ours=False)
 
 
-@needs_b10434
-async def test_another_rope_base_changes_the_fingerprint_though_the_engine_accepts_the_file(engine_factory):
-    """Only with the build whose program knows all flags."""
-    one = engine_factory(Tiny.DENSE, EngineKind.SKULK)
-    other = engine_factory(Tiny.DENSE, EngineKind.SKULK, args=["--rope-freq-base", "500000"])
-    async with EngineClient(one.base) as client:
-        await client.prefill(range(5, 100), SlotId(0))
-        await client.save(SlotId(0), "state")
-    shutil.copy(one.slot_dir / "state", other.slot_dir)
-    async with EngineClient(other.base) as client:
-        assert (await client.restore(SlotId(0), "state")).tokens == 95, "the engine accepts it"
-    assert await fingerprint(one) != await fingerprint(other)
-
-
-async def test_other_weights_in_the_same_shapes_change_the_fingerprint(engine_factory, build, tmp_path):
-    path = tmp_path / "trained.gguf"
-    weights = bytearray(build_model(Tiny.DENSE).read_bytes())
-    one = engine_factory(Tiny.DENSE, build)
-    weights[-(1 << 18) :] = bytes(1 << 18)
-    path.write_bytes(weights)
-    other = engine_factory(Tiny.DENSE, build, args=["-m", str(path)])
-    assert await fingerprint(one) != await fingerprint(other)
-
-
-async def test_the_same_model_at_another_path_keeps_the_fingerprint(engine_factory, build, tmp_path):
+async def test_only_the_weights_of_a_model_change_the_fingerprint_not_its_path(
+    engine_factory, build, tmp_path
+):
+    """The other weights have the same shapes."""
     path = shutil.copy(build_model(Tiny.DENSE), tmp_path / "elsewhere.gguf")
-    one, other = engine_factory(Tiny.DENSE, build), engine_factory(Tiny.DENSE, build, args=["-m", str(path)])
-    assert await fingerprint(one) == await fingerprint(other)
+    weights = bytearray(path.read_bytes())
+    weights[-(1 << 18) :] = bytes(1 << 18)
+    (trained := tmp_path / "trained.gguf").write_bytes(weights)
+    one = await fingerprint(engine_factory(Tiny.DENSE, build))
+    assert await fingerprint(engine_factory(Tiny.DENSE, build, args=["-m", str(path)])) == one
+    assert await fingerprint(engine_factory(Tiny.DENSE, build, args=["-m", str(trained)])) != one
 
 
 @needs_older

@@ -12,7 +12,6 @@ from typing import Any
 
 import aiohttp
 import httpx
-import orjson
 import pytest
 from benchmarks.first_seconds import CHAT, MESSAGES, Start, Talk, Way, is_good, ours, stock, turn
 
@@ -23,17 +22,13 @@ from slotkeeper.api.head import DECISION
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.models import build as build_model
 from slotkeeper.bench.texts import prose
-from slotkeeper.engine.child.launch import EngineKind, find_engine
+from slotkeeper.engine.child.launch import EngineKind
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.types import Reason
 from slotkeeper.settings import Settings
 
 KEY = "a key of this engine"
-SLEEP_SECONDS = (
-    "6"  # without requests, until an engine sleeps: time to probe it before, also beside other work
-)
 
 
 @pytest.mark.parametrize(
@@ -229,29 +224,3 @@ async def test_a_request_that_cannot_be_placed_has_one_reason_everywhere(tmp_pat
         assert (status, "unplaced" in text) == (200, True), "no other request could ever come"
         kept_for_a_key = len(sidecar.driver.effect_runner.late_renders)
         assert kept_for_a_key == (reason is Reason.KEY_REFUSED), "an engine without slots is never known"
-
-
-async def test_a_sleeping_engine_is_ready_and_a_request_wakes_it(build, tmp_path):
-    """`/readyz` and `/health` say so, and wake nothing."""
-    binary = find_engine(build)
-    flags = [
-        *lab.stock_flags(binary, build_model(Tiny.HYBRID), tmp_path),
-        "--sleep-idle-seconds",
-        SLEEP_SECONDS,
-    ]
-    async with (
-        lab.engine(binary, flags, tmp_path / "log") as engine,
-        lab.in_front_of(engine.base) as sidecar,
-        aiohttp.ClientSession(lab.url_of(sidecar)) as client,
-    ):
-        readyz = f"http://{sidecar.addresses[1]}/readyz"
-        async with asyncio.timeout(PATIENCE):
-            while (said_now := await status_of(client, readyz)) == (200, "ready\n"):
-                await asyncio.sleep(0.1)
-        assert said_now == (200, "asleep: the next request wakes it\n")
-        assert (await status_of(client, "/health"))[0] == 200
-        assert (await status_of(client, readyz)) == said_now
-        assert orjson.loads((await status_of(client, f"{engine.base}/props"))[1])["is_sleeping"]
-        async with client.post(CHAT, json=said("Good day")) as answer:
-            assert answer.status == 200
-            assert answer.headers[DECISION] not in {Reason.NO_ENGINE, Reason.NOT_PROBED}

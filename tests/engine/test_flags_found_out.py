@@ -35,31 +35,30 @@ def found(reading: Reading) -> dict[str, object]:
     return {name: getattr(reading.traits, name) for name in knowledge}
 
 
-@pytest.mark.parametrize("model", WITH_CHECKPOINTS)
-@pytest.mark.parametrize("files", [True, False], ids=["slot folder", "no slot folder"])
-@pytest.mark.parametrize("cap", [0, 32])
-async def test_the_probe_finds_that_an_engine_makes_no_checkpoints(engine_factory, build, model, files, cap):
-    engine = engine_factory(model, build, args=["-ctxcp", str(cap)])
-    reading = await look(engine, slot_dir=engine.slot_dir if files else None)
-    assert ("checkpoint_cap" in found(reading)) is (cap == 0)
-    if not cap:
-        assert (found(reading), evaluated(engine)) == ({"checkpoint_cap": 0}, TOKENS)
-
-
-@pytest.mark.parametrize("model", WITH_CHECKPOINTS)
-@pytest.mark.parametrize("files", [True, False], ids=["slot folder", "no slot folder"])
-@pytest.mark.parametrize("step", [None, 0, 16])
-async def test_the_probe_finds_whether_an_engine_drops_close_checkpoints(
-    engine_factory, build, model, files, step
+@pytest.mark.parametrize(
+    ("model", "files"),
+    [(tiny, tiny is not Tiny.SWA) for tiny in WITH_CHECKPOINTS] + [(Tiny.HYBRID, False)],
+    ids=lambda value: {True: "slot folder", False: "no slot folder"}.get(value, value),
+)
+@pytest.mark.parametrize("flags", ["", "-ctxcp 0", "-cms 0", "-cms 16"])
+async def test_the_probe_finds_whether_an_engine_makes_and_drops_checkpoints(
+    engine_factory, build, model, files, flags
 ):
-    engine = engine_factory(model, build, args=[] if step is None else ["-cms", str(step)])
-    reading = await look(engine, slot_dir=engine.slot_dir if files else None)
-    if build == OLDER:
+    """Its cost is reported, and slots are empty afterwards."""
+    engine = engine_factory(model, build, args=flags.split())
+    async with EngineClient(engine.base) as client:
+        folder = engine.slot_dir if files else None
+        reading = await read_traits(client, may_compute=True, slot_dir=folder)
+        assert client.computed == evaluated(engine)
+        assert not any(slot.busy or slot.held for slot in await client.slots())
+    if flags == "-ctxcp 0":
+        assert (found(reading), client.computed) == ({"checkpoint_cap": 0}, TOKENS)
+    elif build == OLDER:
         dropped = EngineTraits().checkpoint_min_step
-        assert found(reading) == {"checkpoint_min_step": 0 if step == 0 else dropped}
-        assert TOKENS < evaluated(engine) <= TOKENS + TRIAL
+        assert found(reading) == {"checkpoint_min_step": 0 if flags == "-cms 0" else dropped}
+        assert TOKENS < client.computed <= TOKENS + TRIAL
     else:
-        assert (found(reading), evaluated(engine)) == ({}, TOKENS)
+        assert (found(reading), client.computed) == ({}, TOKENS)
 
 
 async def test_a_request_that_arrives_ends_the_trial_of_checkpoints(engine_factory, build):
@@ -77,18 +76,19 @@ async def test_a_request_that_arrives_ends_the_trial_of_checkpoints(engine_facto
         assert not any(slot.busy or slot.held for slot in await client.slots())
 
 
-@pytest.mark.parametrize("model", EVERY_MEMORY)
+@pytest.mark.parametrize("read", [True, False], ids=["read", "given"])
 @pytest.mark.parametrize("files", [True, False], ids=["slot folder", "no slot folder"])
-async def test_an_engine_whose_flags_can_be_read_computes_nothing_for_the_probe(
-    engine_factory, build, model, files
+async def test_an_engine_whose_flags_are_known_computes_nothing_for_the_probe(
+    engine_factory, build, read, files
 ):
-    engine = engine_factory(model, build)
+    engine = engine_factory(Tiny.HYBRID, build)
+    given = None if read else engine.flags
+    folder = engine.slot_dir if files else None
     async with EngineClient(engine.base) as client:
-        reading = await read_traits(
-            client, may_compute=True, may_read=True, slot_dir=engine.slot_dir if files else None
-        )
+        reading = await read_traits(client, given, may_compute=True, may_read=read, slot_dir=folder)
     assert set(reading.traits.knowledge.values()) == {Known.FLAGS}
     assert reading.traits.snapshots is files
+    assert reading.voice == "", "it is not asked for logprobs"
     assert evaluated(engine) == client.computed == 0
 
 
@@ -119,29 +119,12 @@ async def test_a_second_start_on_the_same_process_computes_nothing(engine_factor
     assert evaluated(engine) == before
 
 
-@pytest.mark.parametrize("model", EVERY_MEMORY)
-async def test_the_probes_cost_is_reported_and_slots_are_empty_afterwards(engine_factory, build, model):
-    engine = engine_factory(model, build)
-    async with EngineClient(engine.base) as client:
-        await read_traits(client, may_compute=True, slot_dir=engine.slot_dir)
-        assert client.computed == evaluated(engine) <= TOKENS + TRIAL
-        assert not any(slot.busy or slot.held for slot in await client.slots())
-
-
 async def test_a_used_engine_is_not_probed_for_flags(engine_factory, build):
     engine = engine_factory(Tiny.HYBRID, build, args=["-cms", "0"])
     async with EngineClient(engine.base) as client:
         await client.prefill(list(range(300, 340)), SlotId(0))
         reading = await read_traits(client, may_compute=True)
     assert (found(reading), evaluated(engine)) == ({}, 40)
-
-
-async def test_an_engine_with_known_flags_is_not_probed_for_flags(engine_factory, build):
-    engine = engine_factory(Tiny.HYBRID, build)
-    async with EngineClient(engine.base) as client:
-        reading = await read_traits(client, engine.flags, may_compute=True)
-    assert set(reading.traits.knowledge.values()) == {Known.FLAGS}
-    assert evaluated(engine) == client.computed == 0
 
 
 async def test_tokens_that_the_probe_leaves_in_slots_are_known_if_slots_cannot_be_erased(build, tmp_path):

@@ -190,21 +190,7 @@ async def test_each_further_question_about_an_image_computes_only_the_question(b
         await client.expect_same_answers()
 
 
-async def test_without_the_sidecar_each_question_computes_the_image_again(build, tmp_path):
-    """Shows the cost for a hybrid model that the test above avoids."""
-    async with (
-        engine_with("hybrid", build, tmp_path) as engine,
-        aiohttp.ClientSession(engine.base) as session,
-    ):
-        for question in QUESTIONS[:3]:
-            messages = [{"role": "user", "content": [image(A), words(question)]}]
-            body = {"messages": messages, "max_tokens": 6, "temperature": 0, "id_slot": 0}
-            async with session.post("/v1/chat/completions", json=body) as response:
-                cached, prompt = counted(await response.json())
-            assert prompt - cached > 100
-
-
-@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("pair", PAIRS | OTHERS)
 async def test_states_of_two_images_are_reused_alternately_and_after_a_kill(build, pair, tmp_path):
     async with engine_with(pair, build, tmp_path) as engine, viewing(engine, keeps=True) as client:
         for picture in (A, B):
@@ -366,28 +352,23 @@ async def test_an_engine_whose_projector_puts_no_text_after_images_does_not_abor
         assert engine.process.returncode is None
 
 
-async def test_images_in_the_responses_api_are_reused(build, tmp_path):
-    async with engine_with("hybrid", build, tmp_path) as engine, viewing(engine) as client:
-        for number, question in enumerate(QUESTIONS[:4]):
-            parts = [
-                {"type": "input_image", "image_url": data_url(A)},
-                {"type": "input_text", "text": question},
-            ]
-            body = {"instructions": SYSTEM, "input": [{"role": "user", "content": parts}], "temperature": 0}
-            asked = await client.send("/v1/responses", {**body, "max_output_tokens": 6})
-            if number:
-                assert asked.computed <= await client.question(question) + MORE
-        await client.expect_same_answers()
+def of_responses(question: str) -> dict[str, Any]:
+    parts = [{"type": "input_image", "image_url": data_url(A)}, {"type": "input_text", "text": question}]
+    said = [{"role": "user", "content": parts}]
+    return {"instructions": SYSTEM, "input": said, "temperature": 0, "max_output_tokens": 6}
 
 
-async def test_images_in_the_messages_api_are_reused(build, tmp_path):
+def of_messages(question: str) -> dict[str, Any]:
+    source = {"type": "base64", "media_type": "image/png", "data": data_url(A).partition(",")[2]}
+    said = [{"role": "user", "content": [{"type": "image", "source": source}, words(question)]}]
+    return {"system": SYSTEM, "messages": said, "temperature": 0, "max_tokens": 6}
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/responses", of_responses), ("/v1/messages", of_messages)])
+async def test_images_in_other_apis_are_reused(build, path, body, tmp_path):
     async with engine_with("hybrid", build, tmp_path) as engine, viewing(engine) as client:
         for number, question in enumerate(QUESTIONS[:4]):
-            data = data_url(A).partition(",")[2]
-            source = {"type": "base64", "media_type": "image/png", "data": data}
-            parts = [{"type": "image", "source": source}, words(question)]
-            body = {"system": SYSTEM, "messages": [{"role": "user", "content": parts}], "temperature": 0}
-            asked = await client.send("/v1/messages", {**body, "max_tokens": 6})
+            asked = await client.send(path, body(question))
             if number:
                 assert asked.computed <= await client.question(question) + MORE
             await lab.rested(client.sidecar)  # GET /slots must show first what an unpinned task left

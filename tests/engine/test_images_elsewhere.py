@@ -199,17 +199,3 @@ async def test_an_image_of_another_key_is_computed_in_full(build, pair, ram_cach
             await expect_only_new_text(client, chat, QUESTIONS[2], build=build, pair=pair)
             await lab.rested(client.sidecar)
             await lab.restarted(engine, client.sidecar)
-
-
-async def test_a_question_about_an_image_on_an_mtp_model_computes_only_the_question(build, tmp_path):
-    """Two images in turn, and again after a kill."""
-    async with engine_with("mtp", build, tmp_path) as engine, viewing(engine, keeps=True) as client:
-        for picture in (A, B):
-            await client.about(picture, QUESTIONS[0])
-        for number, question in enumerate(QUESTIONS[1:5]):
-            await client.expect_question(await client.about((A, B)[number % 2], question))
-        await lab.rested(client.sidecar)
-        await lab.restarted(engine, client.sidecar)
-        for picture, question in zip((B, A, B), QUESTIONS[5:], strict=False):
-            await client.expect_question(await client.about(picture, question))
-        await client.expect_same_answers()

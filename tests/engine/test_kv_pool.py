@@ -75,23 +75,6 @@ def count(sidecar: Sidecar, act: PoolAct) -> int:
     return int(value("slotkeeper_kv_pool_total", {"reason": act.value}) or 0)
 
 
-async def test_on_a_stock_engine_answers_that_outgrow_the_buffer_fail_together(tmp_path: Path):
-    async with (
-        shared_engine(Tiny.DENSE, tmp_path, *SMALL) as engine,
-        httpx.AsyncClient(base_url=engine.base, timeout=PATIENCE) as client,
-    ):
-        failed = list[httpx.Response]()
-
-        def fail(answers: list[httpx.Response]) -> bool:
-            failed.extend(answer for answer in answers if answer.status_code != 200)
-            return bool(failed)
-
-        await until(fail, client)
-        assert len(failed) > 1
-        assert {answer.status_code for answer in failed} == {500}
-        assert {answer.json()["error"]["message"] for answer in failed} == {"Context size has been exceeded."}
-
-
 async def until_before_it_is_known(
     met: Callable[[Sidecar, httpx.AsyncClient, list[httpx.Response]], Awaitable[bool]],
     folder: Path,
@@ -159,14 +142,3 @@ async def test_a_running_stream_ends_with_the_engines_error_and_is_counted_as_fa
         return bool(errors)
 
     await until_before_it_is_known(breaks, tmp_path, stream=True)
-
-
-async def test_a_prompt_that_fits_in_no_slot_is_refused_by_the_engine(tmp_path: Path):
-    async with (
-        shared_engine(Tiny.DENSE, tmp_path, *SMALL) as engine,
-        lab.in_front_of(engine.base, engine.flags) as sidecar,
-        httpx.AsyncClient(base_url=lab.url_of(sidecar), timeout=PATIENCE) as client,
-    ):
-        answer = await client.post("/completion", json=story(1) | {"prompt": prose(20000, 1)})
-        assert answer.status_code == 400
-        assert answer.json()["error"]["type"] == "exceed_context_size_error"

@@ -13,6 +13,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Final
 
+import httpx
 import orjson
 import pytest
 from aiohttp import web
@@ -206,45 +207,37 @@ async def test_models_that_a_group_keeps_loaded_stay_loaded(kind: str, build: st
             assert len(there.stand_in.loads) == len(MODELS)
 
 
-async def test_an_alias_has_the_state_of_its_model(kind: str, build: str, tmp_path: Path) -> None:
-    async with gateway(kind, build, tmp_path) as there, keeping(there) as (_, client):
+async def test_each_name_of_a_model_leads_to_it_and_other_names_to_the_gateways_own_answer(
+    kind: str, build: str, tmp_path: Path
+) -> None:
+    """An unknown name, an alias, a model that cannot be loaded, and a route that llama-swap has not."""
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"no model")
+    async with (
+        gateway(kind, build, tmp_path, broken=broken) as there,
+        keeping(there) as (_, client),
+        fresh_client(there.base) as direct,
+    ):
+
+        async def asked(at: httpx.AsyncClient, model: str) -> httpx.Response:
+            body = {"model": model, "messages": [{"role": "user", "content": "hello"}]}
+            return await at.post("/v1/chat/completions", json=body)
+
+        ours, theirs = [await asked(at, "zzz") for at in (client, direct)]
+        assert (ours.status_code, ours.text) == (theirs.status_code, theirs.text)
+        assert await there.running() == {}
         talk = Talk("coder", "a")
         await talk.turn(client)
         talk.model = ALIAS
-        answer = await turn_that_reuses(talk, client)
-        assert "X-Slotkeeper-Slot" in answer.headers
-
-
-async def test_a_model_that_cannot_be_loaded_gives_an_error_and_other_models_keep_serving(
-    kind: str, build: str, tmp_path: Path
-) -> None:
-    broken = tmp_path / "broken.gguf"
-    broken.write_bytes(b"no model")
-    async with gateway(kind, build, tmp_path, broken=broken) as there, keeping(there) as (_, client):
-        talk = Talk("coder", "a")
-        await talk.turn(client)
-        body = {"model": "broken", "messages": [{"role": "user", "content": "hello"}]}
-        answer = await client.post("/v1/chat/completions", json=body)
-        assert answer.status_code == 503
-        assert "broken could not be loaded" in answer.json()["error"]["message"]
-        await turn_that_reuses(talk, client)
-
-
-async def test_a_request_for_an_unknown_model_gets_the_gateways_own_answer(
-    kind: str, build: str, tmp_path: Path
-) -> None:
-    async with gateway(kind, build, tmp_path) as there, keeping(there) as (_, client):
-        body = {"model": "zzz", "messages": [{"role": "user", "content": "hello"}]}
-        ours = await client.post("/v1/chat/completions", json=body)
-        async with fresh_client(there.base) as direct:
-            theirs = await direct.post("/v1/chat/completions", json=body)
-        assert (ours.status_code, ours.text) == (theirs.status_code, theirs.text)
-        assert await there.running() == {}
-
-
-async def test_a_request_that_uses_no_slot_goes_to_its_model(kind: str, build: str, tmp_path: Path) -> None:
-    """llama-swap itself has no /tokenize."""
-    async with gateway(kind, build, tmp_path) as there, keeping(there) as (_, client):
+        assert "X-Slotkeeper-Slot" in (await turn_that_reuses(talk, client)).headers
+        for path in ("/models?reload=1", "/v1/models?reload=1"):  # not of llama-server's router
+            lists = [(await at.get(path)).json()["data"] for at in (client, direct)]
+            assert [[one["id"] for one in listed] for listed in lists] == [["broken", *MODELS]] * 2
+        await there.comes_to("coder")
+        failed = await asked(client, "broken")
+        assert failed.status_code == 503
+        assert "broken could not be loaded" in failed.json()["error"]["message"]
+        assert (await talk.turn(client)).headers["X-Slotkeeper-Decision"] == "snapshot"
         for model in MODELS:
             answer = await client.post("/tokenize", json={"model": model, "content": "hello"})
             assert answer.json()["tokens"]
@@ -282,19 +275,6 @@ async def test_a_turn_on_a_route_without_a_version_is_placed_where_its_conversat
         assert "/v/chat/completions" in there.asked()
         await Talk("writer", "c", path="/v/chat/completions").turn(client)  # a swap, as on any other route
         assert (await talk.turn(client)).headers["X-Slotkeeper-Decision"] == "snapshot"
-
-
-async def test_a_listing_with_reload_changes_nothing(kind: str, build: str, tmp_path: Path) -> None:
-    """It is llama-server's router that reads its presets again for it."""
-    async with gateway(kind, build, tmp_path) as there, keeping(there) as (_, client):
-        await Talk("coder", "a").turn(client)
-        for path in ("/models?reload=1", "/v1/models?reload=1"):
-            ours = await client.get(path)
-            async with fresh_client(there.base) as direct:
-                theirs = await direct.get(path)
-            listed = [[one["id"] for one in answer.json()["data"]] for answer in (ours, theirs)]
-            assert listed == [[*MODELS]] * 2
-        await there.comes_to("coder")
 
 
 async def test_requests_to_a_model_of_another_server_pass_unpinned(build: str, tmp_path: Path) -> None:

@@ -71,11 +71,3 @@ async def test_a_used_engine_gets_the_logprob_fingerprint_of_the_last_start_of_i
     first = await look(Tiny.HYBRID, build)
     assert (await look(Tiny.HYBRID, build, used=True)).voice == first.voice
     assert (await look(Tiny.DENSE, build, used=True)).voice == "", "that is another engine"
-
-
-async def test_an_engine_with_known_flags_is_not_asked_for_logprobs(engine_factory, build):
-    engine = engine_factory(build=build)
-    async with EngineClient(engine.base) as client:
-        reading = await read_traits(client, engine.flags, slot_dir=engine.slot_dir, may_compute=True)
-    assert reading.voice == ""
-    assert not list(engine.slot_dir.iterdir())

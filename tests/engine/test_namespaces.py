@@ -81,32 +81,6 @@ def client(sidecar: Sidecar, key: dict[str, str]) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url_of(sidecar), headers=key, timeout=PATIENCE)
 
 
-@pytest.mark.parametrize("model", ["tiny-dense", "tiny-hybrid", "tiny-swa"])
-@pytest.mark.parametrize("way", ["erased", "uncached"])
-async def test_an_erased_or_uncached_slot_loads_nothing_from_the_ram_cache(engine_factory, build, model, way):
-    """Why slots are erased and `cache_prompt: false` is sent: a slot with other contents loads from it."""
-    engine = engine_factory(model, build, args=["-np", "1"])
-    async with httpx.AsyncClient(base_url=engine.base, timeout=PATIENCE) as stock:
-
-        async def cache_n(text: str, **more: Any) -> int:
-            body = {"prompt": text, "n_predict": 1, "id_slot": 0, **more}
-            return cached(await stock.post("/completion", json=body))
-
-        await cache_n(story("bob"))
-        await cache_n("Something else altogether. " * 30)
-        loaded = await cache_n(story("bob") + "And then?")
-        await cache_n("Something else altogether. " * 30)
-        if way == "erased":
-            assert (await stock.post("/slots/0?action=erase", json={})).status_code == 200
-            found = await cache_n(story("bob") + "And now?")
-        else:
-            found = await cache_n(story("bob") + "And now?", cache_prompt=False)
-        after = await cache_n(story("bob") + "And now? It is night.")
-    assert loaded > 500
-    assert found == 0
-    assert after > 500
-
-
 @pytest.mark.parametrize("flags", RAM.values(), ids=RAM)
 @pytest.mark.parametrize("model", ["tiny-dense", "tiny-hybrid"])
 async def test_a_prompt_that_another_key_sent_is_computed_in_full(engine_factory, build, model, flags):

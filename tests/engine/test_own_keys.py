@@ -76,10 +76,13 @@ async def at_rest(engine: Any) -> bool:
     return await busy(engine) == 0
 
 
-async def test_a_listed_key_is_served_and_the_engine_gets_its_own_key(engine_factory, build, tmp_path):
+async def test_a_listed_key_is_served_and_routes_that_affect_all_clients_need_an_operators(
+    engine_factory, build, tmp_path
+):
     engine = engine_factory("tiny-dense", build, args=["--api-key", "sesame"])
     async with in_front(engine, tmp_path) as sidecar:
-        for key in (ALICE, ROOT):
+        seen = {}
+        for name, key in {"alice": ALICE, "root": ROOT}.items():
             async with client_of(sidecar, key) as client:
                 for path in ("/v1/chat/completions", "/completion", "/v1/responses", "/v1/messages"):
                     answer = await client.post(path, json=ASKS[path])
@@ -87,6 +90,10 @@ async def test_a_listed_key_is_served_and_the_engine_gets_its_own_key(engine_fac
                     assert answer.headers[DECISION] not in {Reason.BYPASS, Reason.FAIL_OPEN}
                 assert (await client.post("/tokenize", json={"content": "a"})).status_code == 200
                 assert (await client.get("/props")).status_code == 200
+                gets = [await client.get(path) for path in ("/slots", "/metrics", "/", "/lora-adapters")]
+                acts = await client.post("/slots/0?action=erase")
+                seen[name] = [answer.status_code for answer in (*gets, acts)]
+        assert seen == {"alice": [403] * 5, "root": [200] * 5}
 
 
 async def test_the_engines_key_and_unknown_keys_cost_no_tokens_and_get_no_information(
@@ -114,18 +121,6 @@ async def test_the_engines_key_and_unknown_keys_cost_no_tokens_and_get_no_inform
         assert await tokens_and_slots(engine) == was
 
 
-async def test_routes_that_affect_all_clients_need_an_operator_key(engine_factory, build, tmp_path):
-    engine = engine_factory("tiny-dense", build, args=["--api-key", "sesame"])
-    async with in_front(engine, tmp_path) as sidecar:
-        seen = {}
-        for name, key in {"alice": ALICE, "root": ROOT}.items():
-            async with client_of(sidecar, key) as client:
-                gets = [await client.get(path) for path in ("/slots", "/metrics", "/", "/lora-adapters")]
-                acts = await client.post("/slots/0?action=erase")
-                seen[name] = [answer.status_code for answer in (*gets, acts)]
-        assert seen == {"alice": [403] * 5, "root": [200] * 5}
-
-
 async def test_a_wrong_engine_key_gives_502_and_names_the_setting(engine_factory, build, tmp_path):
     engine = engine_factory("tiny-dense", build, args=["--api-key", "other"])
     async with running(before(engine, keys_file=written(tmp_path))) as sidecar:
@@ -135,47 +130,18 @@ async def test_a_wrong_engine_key_gives_502_and_names_the_setting(engine_factory
         assert "--engine-api-key" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    ("path", "shape"), [("/completion", "rate_limit_error"), ("/v1/messages", "rate_limit_error")]
-)
-async def test_a_key_over_its_tokens_per_minute_gets_429(engine, tmp_path, path, shape):
+async def test_a_key_over_its_tokens_per_minute_gets_429(engine, tmp_path):
+    path = "/completion"
     async with in_front(engine, tmp_path, "tokens_per_minute = 60") as sidecar:
         async with client_of(sidecar, ALICE) as client, client_of(sidecar, ROOT) as other:
             first = await client.post(path, json=ASKS[path])  # costs far more; the client owes the rest
             assert first.status_code == 200
             again = await client.post(path, json=ASKS[path])
             assert again.status_code == 429
-            assert again.json()["error"]["type"] == shape
             assert int(again.headers["Retry-After"]) > 60
             assert sidecar_headers(again) == []
             assert (await other.post(path, json=ASKS[path])).status_code == 200
         assert refusals(sidecar, Crowded.KEY_TOKENS) == 1
-
-
-async def test_the_tokens_of_a_cancelled_request_count_towards_the_limit(engine, tmp_path):
-    async with in_front(engine, tmp_path, "tokens_per_minute = 60") as sidecar:
-        async with client_of(sidecar, ALICE) as client:
-            ask = {**ASKS["/completion"], "prompt": "Once more. " * 200, "n_predict": 30_000, "stream": True}
-            async with client.stream("POST", "/completion", json=ask) as answer:
-                assert answer.status_code == 200
-                async for _ in answer.aiter_bytes():
-                    break
-            await until(lambda: idle(sidecar), "it has ended")
-            assert (await client.post("/completion", json=ASK)).status_code == 429
-
-
-async def test_a_key_over_its_number_of_concurrent_requests_gets_429(engine, tmp_path):
-    async with in_front(engine, tmp_path, "concurrent = 1") as sidecar:
-        async with client_of(sidecar, ALICE) as client, client_of(sidecar, ROOT) as other:
-            async with client.stream("POST", "/completion", json=LONG) as running_one:
-                assert running_one.status_code == 200
-                second = await client.post("/completion", json=ASK)
-                assert second.status_code == 429
-                assert int(second.headers["Retry-After"]) > 0
-                assert (await other.post("/completion", json=ASK)).status_code == 200
-            await until(lambda: idle(sidecar), "it has ended")
-            assert (await client.post("/completion", json=ASK)).status_code == 200
-        assert refusals(sidecar, Crowded.KEY_CONCURRENT) == 1
 
 
 async def test_a_key_over_its_number_of_queued_requests_gets_429(engine, tmp_path):
@@ -252,11 +218,11 @@ async def test_a_request_counts_until_the_engine_has_released_its_slot(engine, t
         assert (await client.post("/completion", json=ASK)).status_code == 200
 
 
-async def test_tokens_of_an_answer_that_is_not_streamed_count_although_its_client_left(engine, tmp_path):
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_tokens_of_an_answer_count_although_its_client_left(engine, tmp_path, stream):
     limits = "tokens_per_minute = 60"
     async with in_front(engine, tmp_path, limits) as sidecar, client_of(sidecar, ALICE) as client:
-        ask = {**LONG, "stream": False}
-        gone = asyncio.ensure_future(client.post("/completion", json=ask))  # noqa: TID251
+        gone = asyncio.ensure_future(client.post("/completion", json=LONG | {"stream": stream}))  # noqa: TID251
 
         async def many() -> bool:
             return max(await generated(engine)) >= 100

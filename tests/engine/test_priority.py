@@ -34,12 +34,6 @@ async def test_a_question_waits_for_one_batch_and_no_token_is_computed_twice(mod
     assert found.computed <= MOST_COMPUTED * (found.load.long_tokens + sum(found.load.prompts))
 
 
-async def test_a_question_without_priorities_waits_for_the_whole_prompt():
-    found = await measured(Tiny.HYBRID, 1, LONG, QUESTIONS, way=Way.PLAIN, pause=0.0)
-    assert max(found.load.batches) > 2
-    assert not any(found.acts.values())
-
-
 # -- one long request ------------------------------------------------------------------------------------
 
 
@@ -121,9 +115,11 @@ async def test_a_client_that_disconnects_between_pieces_costs_at_most_a_batch(tm
         assert not scene.sidecar.driver.placement.divided
 
 
-async def test_a_late_request_gets_503_in_the_shape_of_its_api_and_reaches_no_slot(tmp_path: Path):
-    """The answer ahead of both is so long that it cannot end before them."""
-    late = {"X-Slotkeeper-Max-Wait": "0.3"}
+async def test_a_late_or_wrong_request_gets_an_error_in_the_shape_of_its_api_and_reaches_no_slot(
+    tmp_path: Path,
+):
+    """The answer ahead of them is so long that it cannot end before them."""
+    late, wrong = {"X-Slotkeeper-Max-Wait": "0.3"}, {"X-Slotkeeper-Priority": "urgent"}
     async with AsyncExitStack() as stack:
         scene = await opened(stack, tmp_path)
         ahead = {"prompt": prose(1000, 1), "n_predict": 30_000, "ignore_eos": True, "stream": True}
@@ -134,6 +130,8 @@ async def test_a_late_request_gets_503_in_the_shape_of_its_api_and_reaches_no_sl
             openai = await scene.ask("A question that comes too late.", late)
             body = {"max_tokens": 8, "messages": [{"role": "user", "content": "Another one."}]}
             anthropic = await scene.client.post("/v1/messages", json=body, headers=late)
+            unread = await scene.ask("Why?", wrong)
+            too = await scene.client.post("/v1/messages", json=body, headers=wrong)
             assert await scene.computed() == before
         for refused in (openai, anthropic):
             assert refused.status_code == 503
@@ -142,17 +140,6 @@ async def test_a_late_request_gets_503_in_the_shape_of_its_api_and_reaches_no_sl
         assert anthropic.json()["type"] == "error"
         assert anthropic.json()["error"]["type"] == "overloaded_error"
         assert acts(scene.sidecar)[PriorityAct.EXPIRED] == 2
-
-
-async def test_an_invalid_priority_gets_400_in_the_shape_of_its_api(tmp_path: Path):
-    async with AsyncExitStack() as stack:
-        scene = await opened(stack, tmp_path)
-        wrong = {"X-Slotkeeper-Priority": "urgent"}
-        openai = await scene.ask("Why?", wrong)
-        body = {"max_tokens": 8, "messages": [{"role": "user", "content": "Why?"}]}
-        anthropic = await scene.client.post("/v1/messages", json=body, headers=wrong)
-        assert (openai.status_code, anthropic.status_code) == (400, 400)
-        assert "high, normal or low" in openai.json()["error"]["message"]
-        assert anthropic.json()["error"]["type"] == "invalid_request_error"
-        hinted: dict[str, Any] = {"nvext": {"agent_hints": {"priority": "x", "osl": [], "unknown": 1}}}
-        assert (await scene.ask("Why?", **hinted)).status_code == 200
+        assert (unread.status_code, too.status_code) == (400, 400)
+        assert "high, normal or low" in unread.json()["error"]["message"]
+        assert too.json()["error"]["type"] == "invalid_request_error"

@@ -66,24 +66,17 @@ async def sidecar(engine):
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_the_second_turn_of_a_session_is_mostly_cached(engine, tmp_path, path):
-    first, second = await sent(engine.base, recorded(tmp_path, [path]))
+    """The oracle uses the prompts that the engine evaluates."""
+    async with Target(engine.base) as target:
+        entries = merged([read(recorded(tmp_path, [path]))])
+        first, second = [(await target.fire(shot(entry, 8))).sample for entry in entries]
     assert first.failure is None
     assert second.failure is None
+    assert first.exact
+    assert second.exact
     assert first.computed + first.reused == first.prompt
     assert second.reused > 0.5 * first.prompt
     assert second.computed >= second.oracle > 0
-
-
-async def sent(base, file):
-    async with Target(base) as target:
-        return [(await target.fire(shot(entry, 8))).sample for entry in merged([read(file)])]
-
-
-@pytest.mark.parametrize("path", BODIES)
-async def test_the_replays_oracle_uses_the_prompt_that_the_engine_evaluates(engine, tmp_path, path):
-    first, second = await sent(engine.base, recorded(tmp_path, [path]))
-    assert first.exact
-    assert second.exact
     assert second.oracle < second.prompt / 2
 
 

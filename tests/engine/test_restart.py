@@ -76,15 +76,6 @@ async def test_a_killed_engine_computes_only_new_tokens_after_its_restart(model,
     expect_little_more_than_the_oracle(found)
 
 
-async def test_without_a_sidecar_a_restarted_engine_computes_all_tokens_again(build, tmp_path):
-    chats = two(Change.APPEND)
-    async with lab.tiny_engine(Tiny.HYBRID, build, tmp_path) as engine, Target(engine.base) as target:
-        await begin(chats, target)
-        await engine.restart()
-        found = await continue_chats(chats, target)
-    assert found.computed > 1.5 * found.oracle
-
-
 async def test_after_two_restarts_the_engine_computes_only_new_tokens(build, tmp_path):
     """The second time from files of slots that were restored themselves."""
     chats = two(Change.APPEND)
@@ -129,21 +120,6 @@ async def test_unsaved_slots_are_saved_when_the_sidecar_is_stopped(build, tmp_pa
         async with lab.keeping(engine) as sidecar:
             found = await continue_at(sidecar, chats, target.oracle)
     expect_little_more_than_the_oracle(found)
-
-
-async def test_a_sidecar_that_could_not_save_its_slots_loses_them(build, tmp_path):
-    """The result of the tests above if nothing were saved."""
-    chats = two(Change.APPEND)
-    async with lab.tiny_engine(Tiny.HYBRID, build, tmp_path) as engine:
-        async with (
-            lab.keeping(engine, save_pause=LONG_PAUSE) as sidecar,
-            Target(lab.url_of(sidecar)) as target,
-        ):
-            await begin(chats, target)
-        await engine.restart()
-        async with lab.keeping(engine) as sidecar:
-            found = await continue_at(sidecar, chats, target.oracle)
-    assert found.computed > 1.5 * found.oracle
 
 
 async def continue_at(sidecar: Sidecar, chats: Sequence[RestartedChat], oracle: Oracle) -> Totals:

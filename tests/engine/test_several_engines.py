@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,11 +13,10 @@ import pytest
 from benchmarks.engines import deaths
 
 from patience import PATIENCE
-from slotkeeper.app import Sidecar, running, serve
+from slotkeeper.app import Sidecar, running
 from slotkeeper.bench import lab
 from slotkeeper.bench.lab import rested
 from slotkeeper.cli.main import main
-from slotkeeper.engine.child.launch import free_port
 from slotkeeper.scheduler.rates import TRIPS
 from slotkeeper.scheduler.types import EngineId
 
@@ -152,17 +149,6 @@ async def test_while_all_engines_are_drained_requests_wait_and_none_is_lost(pair
         assert last_engine(sidecar) == "right"
 
 
-async def test_conversations_of_a_killed_engine_continue_on_the_other_engine(pair, tmp_path):
-    async with in_front_of(tmp_path / "slots", upstream=names(*pair)) as (sidecar, client):
-        replies = [(text, (await ask(client, text))[0]) for text in (f"One. {LONG}", f"Two. {LONG}")]
-        await rested(sidecar)
-        pair[0].process.kill()
-        for text, reply in replies:
-            _, cached = await ask(client, text, reply, "And then?")
-            assert last_engine(sidecar) == "right"
-            assert cached > LEAST
-
-
 def table(**engines: str) -> str:
     return "\n".join(
         f'[{name}]\nurl = "{url}"\nlabels = {{card = "{name}"}}' for name, url in engines.items()
@@ -239,28 +225,6 @@ async def test_a_drained_engine_is_removed_at_once(pair, tmp_path):
         await ask(client, "Hello")
 
 
-async def test_sighup_reads_the_table_of_engines_again(pair, tmp_path):
-    left, right = pair
-    path, data = tmp_path / "engines.toml", f"127.0.0.1:{free_port()}"
-    path.write_text(table(left=left.base))
-    settings = lab.settings_of(
-        upstreams_file=path, listen=data, admin_listen="127.0.0.1:0", drain_delay=0, drain_timeout=1
-    )
-    bound: list[str] = []
-    work = asyncio.ensure_future(serve(settings, listening=lambda *both: bound.append(both[1])))  # noqa: TID251
-    try:
-        await until(lambda: bound)
-        path.write_text(table(left=left.base, right=right.base))
-        os.kill(os.getpid(), signal.SIGHUP)
-        async with httpx.AsyncClient(base_url=f"http://{bound[0]}", timeout=PATIENCE) as client:
-            async with asyncio.timeout(PATIENCE):
-                while len((await client.get("/api/state")).json()["engines"]) < 2:
-                    await asyncio.sleep(0.02)
-    finally:
-        os.kill(os.getpid(), signal.SIGINT)
-        await work
-
-
 async def test_conversations_that_pause_outlive_both_engines_killed_in_turn():
     """Compared with one perfect cache for both engines; `benchmarks.engines` has forty conversations."""
     found = await deaths(6, 4, at_once=2, reads=True)
@@ -276,20 +240,3 @@ async def test_conversations_that_never_pause_lose_only_what_was_in_no_file_when
     assert found.broken <= 2 * 2, "two kills, and two requests at a time"
     assert found.requests == 48
     assert found.waited <= 1.3 * found.oracle + found.unsaved
-
-
-async def test_a_small_turn_stays_on_its_engine_and_a_cold_prompt_goes_to_the_less_busy_one(pair, tmp_path):
-    """By the tokens that the engines computed; their speeds are made equal, since they are twins."""
-    async with in_front_of(tmp_path / "slots", upstream=names(*pair)) as (sidecar, client):
-        reply, _ = await ask(client, LONG)
-        home = last_engine(sidecar)
-        (other,) = {"left", "right"} - {home}
-        busy = asyncio.ensure_future(ask(client, f"Something else. {LONG * 12}"))  # noqa: TID251
-        placement = sidecar.driver.placement
-        await until(lambda: any(table.work.served for table in placement.tables.values()))
-        (working,) = (name for name, table in placement.tables.items() if table.work.served)
-        assert working == other, "home would lose a slot, or have it compute beside"
-        _, cached = await ask(client, LONG, reply, "And then?")
-        assert last_engine(sidecar) == home
-        assert cached > LEAST
-        await busy

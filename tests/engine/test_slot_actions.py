@@ -91,15 +91,6 @@ async def test_a_client_can_restore_a_conversation_from_its_own_file(engine_fact
         assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 500
 
 
-async def test_slot_actions_are_refused_while_each_client_has_its_own_cache(engine):
-    async with probed(before(engine, namespaces="key")) as sidecar, client_of(sidecar) as client:
-        for action in ("save", "restore", "erase"):
-            answer = await client.post(f"/slots/0?action={action}", json={"filename": "mine"})
-            assert answer.status_code == 403
-            assert answer.json()["error"]["type"] == "permission_error"
-            assert "--namespaces" in answer.json()["error"]["message"]
-
-
 @pytest.mark.parametrize("action", ["save", "erase"])
 async def test_a_slot_action_waits_for_the_answer_that_runs_in_its_slot(engine, action):
     async with probed(before(engine)) as sidecar, client_of(sidecar) as client:

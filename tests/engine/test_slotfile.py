@@ -10,8 +10,6 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from engine.conftest import Engine
 from patience import PATIENCE
@@ -27,17 +25,10 @@ from unit.engine.slotfiles import joined, parts_of
 N = 1500
 UBATCH = 512
 WINDOW = 256  # tokens, of tiny-swa
-WIDE = "f32"  # quantized caches need instructions, in b10434, that not every processor has
 MODELS = [str(tiny) for tiny in Tiny]
 CHECKPOINTED = [Tiny.SWA, Tiny.HYBRID, Tiny.HYBRID_MTP, Tiny.RECURRENT]
 ALONE = ["--cache-ram", "0"]  # only files can bring a state back
 DRAFTS = ["--spec-type", "draft-mtp"]
-
-# A list of one's own replaces that of the profile.
-fuzzed = settings(
-    max_examples=200,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 
 
 def prompt(n: int, seed: int = 0) -> list[int]:
@@ -156,55 +147,6 @@ def test_the_layout_does_not_depend_on_the_tokens_or_the_slot(engine: Engine) ->
     assert len(long.tokens) >= 700 + len(answer["tokens"]) - 1
     assert isinstance(empty, SlotFile)
     assert (len(empty.tokens), empty.layout) == (0, "")
-
-
-@pytest.mark.parametrize("model", [Tiny.DENSE, Tiny.SWA, Tiny.HYBRID])
-def test_other_flags_give_another_layout(model, engine_factory, build) -> None:
-    layouts = set()
-    for args in (["-np", "2"], ["-np", "1"], ["-fa", "off"], ["-fa", "on", "-ctk", WIDE, "-ctv", WIDE]):
-        engine = engine_factory(model, build, args=args)
-        with bench(engine) as at:
-            at.complete(prompt(40))
-            layouts.add(understood(at.save()).layout)
-        engine.process.kill()
-    assert len(layouts) == 4
-
-
-@pytest.mark.parametrize("engine", MODELS, indirect=True)
-def test_a_damaged_file_always_gets_a_verdict(engine: Engine) -> None:
-    with bench(engine) as at:
-        at.complete(prompt(300, 4))
-        data = at.save()
-    file = understood(data)
-    allowed = {file.payload_end, *(cache.end for cache in file.caches)}
-    # Offsets where a part of the state begins or continues, and where the checkpoints begin.
-    places = st.integers(0, len(data) - 1) | st.sampled_from(sorted(allowed)).flatmap(
-        lambda end: st.integers(max(end - 64, 0), min(end + 64, len(data) - 1))
-    )
-
-    @fuzzed
-    @given(places)
-    def cut(length: int) -> None:
-        found = look(data[:length])
-        if isinstance(found, SlotFile):
-            assert length in allowed
-            assert found.layout != file.layout or length == file.payload_end
-
-    @fuzzed
-    @given(places, st.integers(1, 255))
-    def flipped(place: int, bits: int) -> None:
-        assert isinstance(
-            look(data[:place] + bytes([data[place] ^ bits]) + data[place + 1 :]), SlotFile | Damage
-        )
-
-    @fuzzed
-    @given(places, st.binary(min_size=1, max_size=64))
-    def put_in(place: int, more: bytes) -> None:
-        assert isinstance(look(data[:place] + more + data[place:]), SlotFile | Damage)
-
-    cut()
-    flipped()
-    put_in()
 
 
 @pytest.mark.parametrize("model", CHECKPOINTED)

@@ -50,15 +50,6 @@ async def fresh(engine: Any) -> Mapping[int, float]:
     return right
 
 
-@pytest.mark.parametrize("model", [Tiny.HYBRID, Tiny.RECURRENT])
-async def test_the_engine_alone_continues_from_a_stale_checkpoint_and_answers_wrongly(model, build, tmp_path):
-    async with lab.tiny_engine(model, build, tmp_path, *ARGS) as engine:
-        right = await fresh(engine)
-        async with httpx.AsyncClient(base_url=engine.base) as client:
-            *_, last = [await ask(client, ids) for ids in prompts()]
-        assert not same(last, right), "T11 is gone from this build"
-
-
 @pytest.mark.parametrize("restarts", [False, True], ids=["in the slot", "from a file"])
 @pytest.mark.parametrize("model", [Tiny.HYBRID, Tiny.RECURRENT])
 async def test_behind_the_sidecar_no_stale_checkpoint_is_used(model, build, restarts, tmp_path):

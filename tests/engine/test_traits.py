@@ -8,11 +8,10 @@ from builds import OLDER
 from slotkeeper.bench.models import Tiny
 from slotkeeper.engine.answers import EngineError, Why
 from slotkeeper.engine.client import EngineClient
-from slotkeeper.engine.findings import SaveSupport, Severity, examine, probe
+from slotkeeper.engine.findings import SaveSupport, probe
 from slotkeeper.engine.traits import read_traits
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.slots.engine_model import Memory
-from slotkeeper.scheduler.types import SlotId
 
 KINDS = {
     Tiny.DENSE: (Memory.DENSE, 0),
@@ -53,37 +52,11 @@ async def test_known_flags_replace_read_values(engine_factory, build):
     assert (known.checkpoint_cap, known.checkpoint_min_step, known.similarity) == (7, 3, 0.5)
 
 
-async def test_automatic_slots_are_recognised_without_flags(engine_factory, build):
-    engine = engine_factory(build=build, args=["-np", "-1", "-c", "262144"])
-    async with EngineClient(engine.base) as client:
-        traits = (await read_traits(client)).traits
-        asked = await probe(client)
-    assert (traits.n_slots, traits.unified) == (4, True)
-    found = examine(
-        traits,
-        None,
-        asked.props,
-        slots_ok=asked.slots_ok,
-        metrics_ok=asked.metrics_ok,
-        slot_save=asked.slot_save,
-    )
-    assert found[0].trap == "T6"
-    assert found[0].severity is Severity.FAIL
-
-
 async def test_a_probe_finds_routes_that_are_switched_off(engine_factory, build):
     engine = engine_factory(build=build, args=["--no-slots"])
     async with EngineClient(engine.base) as client:
         asked = await probe(client)
     assert (asked.slots_ok, asked.metrics_ok, asked.slot_save) == (False, True, SaveSupport.YES)
-
-
-async def test_a_probe_changes_no_slot(engine):
-    async with EngineClient(engine.base) as client:
-        await client.prefill([5, 6, 7, 8, 9], SlotId(0))
-        before = await client.slots()
-        assert (await probe(client)).slot_save is SaveSupport.YES
-        assert await client.slots() == before
 
 
 async def test_problems_with_slot_files_are_noted_without_an_error(engine_factory, build, monkeypatch):

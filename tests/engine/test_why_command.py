@@ -13,7 +13,7 @@ import struct
 import sys
 import termios
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 
 import aiohttp
 from rich.console import Console
@@ -24,7 +24,6 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.cli.admin_client import health
 from slotkeeper.cli.why import why
-from slotkeeper.engine.child.launch import free_port
 
 STORY = "The lighthouse keeper counts the ships that pass by night. " * 40
 SYSTEM = "You are helpful.\n<env>\nToday's date: {}\n</env>\n" + STORY
@@ -100,16 +99,6 @@ async def test_why_reports_the_cost_of_a_changed_date_and_the_rule_for_it(build,
 
             _, out = await told(sidecar, oldest["id"], capsys)
             assert "Nothing was computed twice." in out
-
-
-async def test_why_shows_no_word_of_a_prompt_without_why_text(build, tmp_path, capsys):
-    async with lab.tiny_engine(Tiny.DENSE, build, tmp_path) as engine:
-        async with lab.in_front_of(engine.base, engine.flags) as sidecar:
-            await converse(sidecar, "Sat Nov 21 2026", "Sun Nov 22 2026")
-            _, out = await told(sidecar, "last", capsys)
-    assert "--why-text" in out
-    assert "lighthouse" not in out
-    assert "Nov" not in out
 
 
 # -- top and health ------------------------------------------------------------------------------------
@@ -194,19 +183,3 @@ async def test_top_redraws_its_screen_and_restores_the_terminal(build, tmp_path)
     assert shown.raw.rindex("\x1b[?25h") > shown.raw.rindex("\x1b[?25l")
     assert shown.raw.rindex("\x1b[?1049l") > shown.raw.rindex("\x1b[?1049h")
     assert "Traceback" not in shown.text
-
-
-async def test_top_waits_for_a_sidecar_that_was_stopped(build, tmp_path):
-    async with lab.tiny_engine(Tiny.DENSE, build, tmp_path) as engine, AsyncExitStack() as after:
-        admin = f"127.0.0.1:{free_port()}"
-        async with lab.in_front_of(engine.base, engine.flags, admin_listen=admin):
-            words = ("top", "--admin", f"http://{admin}", "--every", "0.1")
-            shown = await after.enter_async_context(terminal(*words))
-            await shown.shows("No request has come yet")
-        gone = await shown.shows("trying again: no sidecar answers")
-        async with lab.in_front_of(engine.base, engine.flags, admin_listen=admin) as sidecar:
-            await converse(sidecar, "Sat Nov 21 2026")
-            await shown.shows("nothing twice", since=gone)
-        shown.process.terminate()
-        async with asyncio.timeout(PATIENCE):
-            assert await shown.process.wait() == 0

@@ -185,30 +185,6 @@ async def test_why_names_the_section_and_the_cause(script, expected, engine_fact
     assert complaints == []
 
 
-async def test_why_reports_a_restart_unless_a_file_had_the_state(engine_factory, build, asked, tmp_path):
-    """vi: the same conversation continues, without and with snapshots."""
-    for keeps in (False, True):
-        folder = tmp_path / str(keeps)
-        folder.mkdir()
-        async with lab.tiny_engine(Tiny.HYBRID, build, folder, context_tokens=16384) as engine:
-            in_front = lab.keeping(engine) if keeps else lab.in_front_of(engine.base, engine.flags)
-            async with in_front as sidecar:
-
-                async def before(turn: Turn, sidecar=sidecar, engine=engine) -> None:
-                    if turn.label == "turn 3":
-                        await lab.rested(sidecar)
-                        await lab.restarted(engine, sidecar)
-
-                found = dict(await told(sidecar, chat(3), asked, before))
-        last = found["turn 3"]
-        if keeps:
-            assert (last["decision"], last["lost_tokens"] <= FEW) == ("snapshot", True), last
-        else:
-            assert (last["decision"], last["lost"]) == ("cold", "restarted"), last
-            assert any("restarted" in sentence for sentence in last["explanation"])
-        assert last["parting"] is None
-
-
 def differs(said: ExpectedReport, document: dict[str, Any]) -> list[str]:
     """Return the differences from the expected report."""
     divergence = document["parting"] or {}
