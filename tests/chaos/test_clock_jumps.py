@@ -15,7 +15,7 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.store.store import Store
 
 YEAR: Final = 365.0 * 86400
-JUMPS: Final = {"an hour on": 3600.0, "ten years on": 10 * YEAR, "thirty years back": -30 * YEAR}
+JUMPS: Final = {"ten years on": 10 * YEAR, "thirty years back": -30 * YEAR}
 TALKS: Final = 4  # two slots
 
 

@@ -23,7 +23,6 @@ from chaos.lab_snapshots import (
     turn_and_save,
     undisturbed,
 )
-from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.scheduler.slots.slot_contents import Tier
 from slotkeeper.store.files import RUN_FOLDER
@@ -92,39 +91,6 @@ async def test_the_budgets_of_both_tiers_are_kept(tmp_path: Path, build: str):
                     assert used(cold) <= 3 * STATE
                 assert used(cold) > STATE, "the cold tier is in use"
             await engine.restart()
-
-
-async def test_an_unusable_cold_tier_loses_only_its_states(tmp_path: Path, build: str):
-    """A file is in the place of its folder; later the folder exists, and is used."""
-    cold = tmp_path / "cold"
-    cold.write_text("not a folder")
-    async with bench(MODEL, build, tmp_path / "engine") as engine:
-        talks = await undisturbed(engine, TALKS, turns=2, lead=LEAD)
-        async with two_tiers(engine, cold) as (sidecar, client):
-            for talk in talks:
-                await turn_and_save(sidecar, client, talk)
-                assert used(engine.slots) <= HOT
-            assert operations(sidecar)["demote", "failed"] > 0
-            cold.unlink()
-            for talk in talks:
-                await turn_and_save(sidecar, client, talk)
-                assert used(engine.slots) <= HOT
-            assert used(cold) > 0
-
-
-async def test_a_state_that_cannot_move_to_the_cold_tier_at_shutdown_stays_in_the_hot_tier(
-    tmp_path: Path, build: str
-):
-    """If the slot folder survives, nothing is lost."""
-    cold = tmp_path / "cold"
-    cold.write_text("not a folder")
-    async with bench(MODEL, build, tmp_path / "engine") as engine:
-        (talk,) = await undisturbed(engine, 1, turns=1, lead=LEAD)
-        async with two_tiers(engine, cold) as (sidecar, client):
-            await turn_and_save(sidecar, client, talk)
-            await sidecar.driver.save_all(PATIENCE, evacuate=True)
-            assert operations(sidecar)["demote", "failed"] == 1
-            assert tiers_of(sidecar, talk) == {Tier.HOT}
 
 
 async def test_states_of_a_lost_cold_tier_are_computed_again_without_errors(tmp_path: Path, build: str):

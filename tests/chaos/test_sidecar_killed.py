@@ -1,6 +1,6 @@
 """A sidecar killed with -9 at any moment, in front of a real engine: no torn file is ever used.
 
-`test_store_killed` does it two hundred times to the store alone.
+`test_store_killed` does it many times to the store alone.
 """
 
 from __future__ import annotations

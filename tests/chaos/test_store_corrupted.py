@@ -19,8 +19,8 @@ from slotkeeper.store.trouble import SnapshotError
 from unit.engine.slotfiles import slot_file
 from unit.store.saving import file_of, keep, offered, opened
 
-ROUNDS = 14  # with each damage that chance places, in each tier; another damage is always the same
-FEWER = 6  # with states in runs, which take several files each
+ROUNDS = 5  # with each damage that chance places, in each tier; another damage is always the same
+FEWER = 4  # with states in runs, which take several files each
 
 Damage = Callable[[Path, SnapshotId, SnapshotId, random.Random], None]
 

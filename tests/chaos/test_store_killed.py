@@ -1,6 +1,6 @@
 """A store killed with -9 at any moment: reported snapshots are there, and nothing else is ever used.
 
-This file is also the program that is killed. It forks, so that 200 kills do not cost 200 times the imports.
+This file is also the program that is killed. It forks, so that each kill does not cost the imports again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from slotkeeper.store.store import Store
 from unit.engine.slotfiles import slot_file
 from unit.store.saving import ENGINE, file_of, ids, names_in, offered
 
-KILLS = 200
+KILLS = 60
 LONGEST = 0.03  # seconds that a process lives after its last allowed report: about one more operation
 CROWD = 6  # snapshots
 LONG = 300  # tokens

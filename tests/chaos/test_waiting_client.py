@@ -396,9 +396,9 @@ async def test_clients_that_wait_behind_a_long_prefill_get_comments_and_then_the
             await leaving.post(CHAT, told("And then?"), ORIGIN)
             ours = await leaving.head()
         await until(lambda: len(table.idle) == 1, "the slot is free")
-    async with dial(engine.base) as direct:
-        await direct.post(CHAT, told("And then?"), ORIGIN)
-        theirs = await direct.head()
+    async with dial(engine.base) as wire:
+        await wire.post(CHAT, told("And then?"), ORIGIN)
+        theirs = await wire.head()
     for name in ("Content-Type", "X-Accel-Buffering", "Access-Control-Allow-Origin"):
         assert ours[name] == theirs[name], "the sidecar's head has the engine's headers"
     assert WAITING in first.result(), "the engine's head comes at once, its first event after the prefill"

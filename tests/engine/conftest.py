@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import http.client
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,3 +219,8 @@ async def probed(settings: Settings) -> AsyncIterator[Sidecar]:
     async with running(settings) as sidecar:
         await lab.ready(sidecar)
         yield sidecar
+
+
+def client_of(sidecar: Sidecar, headers: Mapping[str, str] | None = None) -> httpx.AsyncClient:
+    """Return a client of the sidecar's data port; it sends these headers."""
+    return httpx.AsyncClient(base_url=lab.url_of(sidecar), headers=headers, timeout=PATIENCE)

@@ -11,10 +11,9 @@ import httpx
 import pytest
 
 from adapters import tiny_adapter
-from engine.conftest import SAME_IN_ANY_BATCH, Engine, Factory, probed
+from engine.conftest import SAME_IN_ANY_BATCH, Engine, Factory, client_of, probed
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
-from slotkeeper.bench.lab import url_of
 from slotkeeper.bench.models import Tiny
 from slotkeeper.scheduler.slots import table
 from slotkeeper.settings import Settings
@@ -70,10 +69,6 @@ def direct(engine: Engine) -> httpx.AsyncClient:
 def settings(engine: Engine, **more: Any) -> Settings:
     at: dict[str, Any] = {"upstream": [engine.base], "listen": "127.0.0.1:0", "admin_listen": "127.0.0.1:0"}
     return Settings(**(at | {"slot_dir": engine.slot_dir} | more))
-
-
-def client(sidecar: Sidecar) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=url_of(sidecar), timeout=PATIENCE)
 
 
 # -- the engine alone (engine.md T12) --------------------------------------------------------------------
@@ -132,7 +127,7 @@ async def test_alternating_requests_under_two_adapters_never_share_states(start,
     """Two conversations have the same words, each under a different adapter; they take ten turns."""
     asked, said, computed, least = [], [], 0, 0
     texts, known = {0: "", 1: ""}, {0: 0, 1: 0}
-    async with probed(settings(start(model, *flags))) as sidecar, client(sidecar) as at:
+    async with probed(settings(start(model, *flags))) as sidecar, client_of(sidecar) as at:
         for turn in range(10):
             which = turn % 2
             texts[which] += story(f"turn {turn // 2}", 12)
@@ -158,7 +153,7 @@ async def test_a_request_without_adapters_never_reuses_states_of_adapters(start,
     expected = await alone(start, model, asked)
     engine = start(model, *ONE_SLOT, *flags)
     more = {} if files else {"slot_dir": None}
-    async with probed(settings(engine, **more)) as sidecar, client(sidecar) as at:
+    async with probed(settings(engine, **more)) as sidecar, client_of(sidecar) as at:
         said = [(await ask(at, prompt, lora)).json()["content"] for prompt, lora in asked]
     assert said == expected
 
@@ -182,7 +177,7 @@ async def test_no_route_reuses_states_of_other_adapters(start, path, hints):
 
     async with direct(start("tiny-hybrid")) as stock:
         expected = [text(await stock.post(path, json=body | {"cache_prompt": False}))]
-    async with probed(settings(start("tiny-hybrid"))) as sidecar, client(sidecar) as at:
+    async with probed(settings(start("tiny-hybrid"))) as sidecar, client_of(sidecar) as at:
         for lora in (FIRST, SECOND):
             for _ in range(2):
                 await at.post("/v1/chat/completions", json=ROUTES["/v1/chat/completions"] | {"lora": lora})
@@ -202,13 +197,13 @@ async def test_a_file_is_restored_only_for_a_request_with_the_files_adapters(sta
     """After a restart a request of the file's set uses it, and requests of other sets do not."""
     text = story("kept")
     first = start(model)
-    async with probed(settings(first)) as sidecar, client(sidecar) as at:
+    async with probed(settings(first)) as sidecar, client_of(sidecar) as at:
         await ask(at, text, FIRST)
         await sidecar.drain(delay=0.0)
     again = start(model, "--slot-save-path", str(first.slot_dir))
     more = [(f"{text} And then?", lora) for lora in (SECOND, None, FIRST)]
     expected = await alone(start, model, more)
-    async with probed(settings(again, slot_dir=first.slot_dir)) as sidecar, client(sidecar) as at:
+    async with probed(settings(again, slot_dir=first.slot_dir)) as sidecar, client_of(sidecar) as at:
         answers = [await ask(at, prompt, lora) for prompt, lora in more]
         shown = await shown_files(sidecar)
     reused = [max(0, figures(answer)[0] - int(answer.headers["x-slotkeeper-planted"])) for answer in answers]
@@ -230,7 +225,7 @@ async def test_answers_follow_scales_that_change_while_the_engine_runs(
     expected = await alone(start, model, [(text, lora) for lora in scales])
     engine = start(model)
     said, reused = [], []
-    async with probed(settings(engine)) as sidecar, client(sidecar) as at, direct(engine) as stock:
+    async with probed(settings(engine)) as sidecar, client_of(sidecar) as at, direct(engine) as stock:
         await ask(at, text)
         for lora in scales:
             changed = await (stock if behind_our_back else at).post("/lora-adapters", json=lora)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from builds import NEWER, OLDER
+from engine.conftest import client_of
 from patience import PATIENCE
 from slotkeeper.api.document import Doc
 from slotkeeper.bench import lab
@@ -57,7 +58,7 @@ async def test_drafts_are_accepted_again_after_a_restart(build, tmp_path):
     async with lab.tiny_engine(Tiny.HYBRID_MTP, build, tmp_path) as engine:
         async with (
             lab.keeping(engine) as sidecar,
-            httpx.AsyncClient(base_url=lab.url_of(sidecar), timeout=PATIENCE) as client,
+            client_of(sidecar) as client,
         ):
             for number in range(10, 10 * (CHATS + 1), 10):
                 history: list[Doc] = []

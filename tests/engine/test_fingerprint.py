@@ -74,7 +74,7 @@ async def test_only_the_weights_of_a_model_change_the_fingerprint_not_its_path(
 ):
     """The other weights have the same shapes."""
     path = shutil.copy(build_model(Tiny.DENSE), tmp_path / "elsewhere.gguf")
-    weights = bytearray(path.read_bytes())
+    weights = bytearray(build_model(Tiny.DENSE).read_bytes())
     weights[-(1 << 18) :] = bytes(1 << 18)
     (trained := tmp_path / "trained.gguf").write_bytes(weights)
     one = await fingerprint(engine_factory(Tiny.DENSE, build))

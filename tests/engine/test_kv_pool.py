@@ -12,7 +12,7 @@ import orjson
 import pytest
 from benchmarks.pool import ENGINES, Way, played, shared_engine, with_room
 
-from patience import PATIENCE
+from engine.conftest import client_of
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
@@ -89,7 +89,7 @@ async def until_before_it_is_known(
         async with (
             shared_engine(Tiny.DENSE, own, *SMALL) as engine,
             lab.in_front_of(engine.base) as sidecar,
-            httpx.AsyncClient(base_url=lab.url_of(sidecar), timeout=PATIENCE) as client,
+            client_of(sidecar) as client,
         ):
             if await met(sidecar, client, await together(client, 0, **more)):
                 return
@@ -122,7 +122,7 @@ async def test_a_shared_buffer_with_a_limit_for_each_slot_is_modelled(tmp_path: 
     async with (
         shared_engine(Tiny.DENSE, tmp_path, *flags) as engine,
         lab.in_front_of(engine.base, engine.flags) as sidecar,
-        httpx.AsyncClient(base_url=lab.url_of(sidecar), timeout=PATIENCE) as client,
+        client_of(sidecar) as client,
     ):
 
         def waited(answers: list[httpx.Response]) -> bool:

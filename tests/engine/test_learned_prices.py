@@ -1,10 +1,8 @@
 """Prices come from what the engine itself reports."""
 
-import httpx
 import pytest
 
-from engine.conftest import probed
-from patience import PATIENCE
+from engine.conftest import client_of, probed
 from slotkeeper.bench import lab
 from slotkeeper.bench.texts import prose
 from slotkeeper.settings import Settings
@@ -18,7 +16,7 @@ async def test_rates_are_those_that_the_engine_has_reported(engine):
     )
     async with (
         probed(settings) as sidecar,
-        httpx.AsyncClient(base_url=lab.url_of(sidecar), timeout=PATIENCE) as client,
+        client_of(sidecar) as client,
     ):
         (table,) = sidecar.driver.placement.tables.values()
         reported = []

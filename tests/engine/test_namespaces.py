@@ -10,10 +10,8 @@ import httpx
 import pytest
 
 from engine import test_keys
-from engine.conftest import probed
+from engine.conftest import client_of, probed
 from patience import PATIENCE
-from slotkeeper.app import Sidecar
-from slotkeeper.bench.lab import url_of
 from slotkeeper.settings import Settings
 
 pytestmark = pytest.mark.one_in(8)
@@ -77,10 +75,6 @@ def before(engine: Any, **more: Any) -> Settings:
     return test_keys.before(engine, **{**apart, **more})
 
 
-def client(sidecar: Sidecar, key: dict[str, str]) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=url_of(sidecar), headers=key, timeout=PATIENCE)
-
-
 @pytest.mark.parametrize("flags", RAM.values(), ids=RAM)
 @pytest.mark.parametrize("model", ["tiny-dense", "tiny-hybrid"])
 async def test_a_prompt_that_another_key_sent_is_computed_in_full(engine_factory, build, model, flags):
@@ -88,7 +82,7 @@ async def test_a_prompt_that_another_key_sent_is_computed_in_full(engine_factory
     cases = [(name, hints) for hints in HINTS for name in asks("")]
     keys = [f"ann{n}" for n in range(len(cases))]
     engine = engine_factory(model, build, args=["--api-key", ",".join(["ann", "bob", *keys]), *flags])
-    async with probed(before(engine)) as sidecar, client(sidecar, BOB) as bob:
+    async with probed(before(engine)) as sidecar, client_of(sidecar, BOB) as bob:
         for key, (name, hints) in zip(keys, cases, strict=True):
             about = f"{name} {hints}"
             path, body = asks(about)[name]
@@ -96,7 +90,7 @@ async def test_a_prompt_that_another_key_sent_is_computed_in_full(engine_factory
                 await bob.post(path, json=body)
                 await bob.post("/completion", json={"prompt": story(f"else {about}"), "n_predict": 1})
                 await bob.post(path, json=body)
-            async with client(sidecar, {"X-Api-Key": key}) as ann:
+            async with client_of(sidecar, {"X-Api-Key": key}) as ann:
                 found = reused(await ann.post(path, json=body, headers=hints))
             assert (about, found) == (about, 0)
 
@@ -107,8 +101,8 @@ async def test_a_key_reuses_its_own_prompts(engine_factory, build, flags):
     engine = engine_factory("tiny-dense", build, args=["--api-key", "ann,bob", "-np", "1", *flags])
     async with (
         probed(before(engine)) as sidecar,
-        client(sidecar, ANN) as ann,
-        client(sidecar, BOB) as bob,
+        client_of(sidecar, ANN) as ann,
+        client_of(sidecar, BOB) as bob,
     ):
         for name in asks(""):
             if name == "two answers":  # more than there are slots
@@ -128,8 +122,8 @@ async def test_an_answer_is_the_same_whether_or_not_another_key_sent_its_prompt(
         heard = []
         async with (
             probed(before(engine)) as sidecar,
-            client(sidecar, ANN) as ann,
-            client(sidecar, BOB) as bob,
+            client_of(sidecar, ANN) as ann,
+            client_of(sidecar, BOB) as bob,
         ):
             for name in asks(""):
                 path, body = asks(name)[name]
@@ -146,8 +140,8 @@ async def test_without_slot_files_a_prompt_that_another_key_sent_is_computed_in_
     engine = engine_factory("tiny-dense", build, args=["--api-key", "ann,bob"])
     async with (
         probed(before(engine, slot_dir=None)) as sidecar,
-        client(sidecar, ANN) as ann,
-        client(sidecar, BOB) as bob,
+        client_of(sidecar, ANN) as ann,
+        client_of(sidecar, BOB) as bob,
     ):
         for name in asks(""):
             path, body = asks(name)[name]
@@ -170,8 +164,8 @@ async def test_the_second_key_turns_namespaces_on(engine_factory, build):
     settings = before(engine, namespaces="auto")
     async with (
         probed(settings) as sidecar,
-        client(sidecar, ANN) as ann,
-        client(sidecar, BOB) as bob,
+        client_of(sidecar, ANN) as ann,
+        client_of(sidecar, BOB) as bob,
     ):
         first = await ann.post(path, json=body)
         assert "x-slotkeeper-slot" in first.headers
@@ -180,7 +174,7 @@ async def test_the_second_key_turns_namespaces_on(engine_factory, build):
         assert reused(other) == 0
         assert "x-slotkeeper-slot" not in other.headers
         assert (await bob.post("/slots/0?action=erase", json={})).status_code == 403
-    async with probed(settings) as sidecar, client(sidecar, BOB) as bob:
+    async with probed(settings) as sidecar, client_of(sidecar, BOB) as bob:
         assert "x-slotkeeper-slot" in (await bob.post(path, json=body)).headers
 
 
@@ -189,8 +183,8 @@ async def test_with_namespaces_off_all_keys_share_one_cache(engine_factory, buil
     path, body = asks("off")["chat"]
     async with (
         probed(before(engine, namespaces="off")) as sidecar,
-        client(sidecar, ANN) as ann,
-        client(sidecar, BOB) as bob,
+        client_of(sidecar, ANN) as ann,
+        client_of(sidecar, BOB) as bob,
     ):
         await bob.post(path, json=body)
         assert reused(await ann.post(path, json=body)) > 0
@@ -205,7 +199,7 @@ async def test_a_file_is_restored_only_for_the_key_whose_prompt_it_holds(engine_
         for n in range(3)
     ]
     first = engine_factory(model, build, args=["--api-key", "ann,bob"])
-    async with probed(before(first)) as sidecar, client(sidecar, ANN) as ann:
+    async with probed(before(first)) as sidecar, client_of(sidecar, ANN) as ann:
         for talk in talks[:2]:
             await ann.post("/v1/chat/completions", json=talk)
         await sidecar.drain(delay=0.0)
@@ -215,8 +209,8 @@ async def test_a_file_is_restored_only_for_the_key_whose_prompt_it_holds(engine_
     )
     async with (
         probed(before(again, slot_dir=first.slot_dir)) as sidecar,
-        client(sidecar, ANN) as ann,
-        client(sidecar, BOB) as bob,
+        client_of(sidecar, ANN) as ann,
+        client_of(sidecar, BOB) as bob,
     ):
         for talk in talks:
             answer = await bob.post("/v1/chat/completions", json=talk)
@@ -245,7 +239,11 @@ async def looked_up(client_: httpx.AsyncClient) -> list[tuple[str, bool]]:
 
 async def test_a_resumable_stream_is_read_and_stopped_only_by_its_own_namespace(engine_factory, build):
     engine = engine_factory("tiny-dense", build, args=["--api-key", "ann,bob", "--cache-ram", "0"])
-    async with probed(before(engine)) as sidecar, client(sidecar, ANN) as ann, client(sidecar, BOB) as bob:
+    async with (
+        probed(before(engine)) as sidecar,
+        client_of(sidecar, ANN) as ann,
+        client_of(sidecar, BOB) as bob,
+    ):
         await left(ann, ENDLESS)
         assert await looked_up(ann) == [("chat", False)]
         assert await looked_up(bob) == []
@@ -265,7 +263,7 @@ async def test_a_resumable_stream_is_read_and_stopped_only_by_its_own_namespace(
 
 async def test_a_resumed_stream_that_is_stopped_does_not_look_whole(engine_factory, build):
     engine = engine_factory("tiny-dense", build, args=["--api-key", "ann,bob", "--cache-ram", "0"])
-    async with probed(before(engine)) as sidecar, client(sidecar, ANN) as ann:
+    async with probed(before(engine)) as sidecar, client_of(sidecar, ANN) as ann:
         await left(ann, ENDLESS)
         async with ann.stream("GET", "/v1/stream?conv_id=chat&from=0") as again:
             pieces = again.aiter_bytes()
@@ -296,7 +294,7 @@ async def test_routes_by_which_a_key_sees_or_changes_the_work_of_others_are_clos
 ):
     """Also under each way of writing the path that the engine reads alike."""
     engine = engine_factory("tiny-dense", build, args=["--api-key", "ann,bob"])
-    async with probed(before(engine, namespaces=namespaces)) as sidecar, client(sidecar, BOB) as bob:
+    async with probed(before(engine, namespaces=namespaces)) as sidecar, client_of(sidecar, BOB) as bob:
         seen = {}
         for method, path in SHARED:
             answer = await bob.request(method, path, json=[] if "lora" in path else {"id": "x"})
@@ -328,7 +326,11 @@ async def test_nothing_that_a_request_says_gives_it_a_state_or_ends_a_stream_of_
     engine = engine_factory("tiny-dense", build, args=["--api-key", "ann,bob", "--cache-ram", "0"])
     headers, fields = SAID[said]
     ask = {"prompt": story("said"), "n_predict": 2, **fields}
-    async with probed(before(engine)) as sidecar, client(sidecar, ANN) as ann, client(sidecar, BOB) as bob:
+    async with (
+        probed(before(engine)) as sidecar,
+        client_of(sidecar, ANN) as ann,
+        client_of(sidecar, BOB) as bob,
+    ):
         assert (await ann.post("/completion", json=ask, headers=headers)).status_code == 200
         async with ann.stream(
             "POST", "/completion", json={**ENDLESS, "n_predict": 4000}, headers=CHAT_ID

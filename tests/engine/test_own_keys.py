@@ -16,12 +16,13 @@ from structlog.testing import capture_logs
 
 from builds import needs_b10434
 from chaos.raw import dial, until, until_async
+from engine.conftest import client_of
 from engine.test_keys import ASKS, STRANGERS, before, sidecar_headers, tokens_and_slots
 from patience import PATIENCE
 from slotkeeper.api.head import DECISION
 from slotkeeper.app import Sidecar, running, serve
 from slotkeeper.bench import lab
-from slotkeeper.bench.lab import ready, url_of
+from slotkeeper.bench.lab import ready
 from slotkeeper.engine.child.launch import EngineKind, free_port
 from slotkeeper.scheduler.types import Crowded, Reason
 
@@ -54,10 +55,6 @@ async def in_front(engine: Any, folder: Path, limits: str = "", **more: Any) -> 
     async with running(before(engine, keys_file=written(folder, limits), **alone)) as sidecar:
         await ready(sidecar)
         yield sidecar
-
-
-def client_of(sidecar: Sidecar, headers: dict[str, str] | None = None) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=url_of(sidecar), headers=headers, timeout=PATIENCE)
 
 
 def refusals(sidecar: Sidecar, reason: Crowded) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import httpx
 import pytest
 from benchmarks.priority import BATCH, LOW, MOST_COMPUTED, Way, acts, measured
 
+from chaos.raw import until
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
@@ -58,12 +58,6 @@ class Scene:
 
     async def more_than(self, planted: int) -> None:
         await until(lambda: self.planted > planted)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not holds():
-            await asyncio.sleep(0.01)
 
 
 async def opened(stack: AsyncExitStack, folder: Path, *, files: bool = False) -> Scene:

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from benchmarks.sessions import user
 
+from engine.conftest import client_of
 from patience import PATIENCE
 from slotkeeper.api.document import Doc
 from slotkeeper.api.head import DECISION
@@ -44,7 +45,7 @@ class Answer(NamedTuple):
 async def a_sidecar(engine: Restartable) -> AsyncIterator[tuple[Sidecar, httpx.AsyncClient]]:
     async with (
         lab.keeping(engine) as sidecar,
-        httpx.AsyncClient(base_url=lab.url_of(sidecar), timeout=PATIENCE) as client,
+        client_of(sidecar) as client,
     ):
         yield sidecar, client
 

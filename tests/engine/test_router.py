@@ -29,6 +29,7 @@ from rich.console import Console
 
 from builds import needs_b10434
 from chaos.raw import until
+from engine.conftest import client_of
 from engine.swappers import computed, saved_turn, turn_that_reuses
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
@@ -44,10 +45,6 @@ ROUNDS = 3  # turns of each conversation
 MORE = 1.05  # times the oracle may be computed
 TRIES = 20
 WHOLE = ("[DONE]", "message_stop", "response.completed", '"stop":true')  # the last events of complete streams
-
-
-def client_of(sidecar: Sidecar) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=lab.url_of(sidecar), timeout=PATIENCE)
 
 
 @asynccontextmanager

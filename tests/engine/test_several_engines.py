@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import httpx
 import pytest
 from benchmarks.engines import deaths
 
+from chaos.raw import until
 from patience import PATIENCE
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench import lab
@@ -44,12 +45,6 @@ async def in_front_of(folder: Path, **more: Any) -> AsyncIterator[tuple[Sidecar,
     ):
         await until(lambda: all(link.ready for link in sidecar.driver.links.values()))
         yield sidecar, client
-
-
-async def until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not true():
-            await asyncio.sleep(0.02)
 
 
 def names(one: Any, other: Any) -> tuple[str, ...]:
@@ -93,6 +88,9 @@ async def test_a_conversation_of_a_drained_engine_continues_on_the_other_engine(
         (other,) = {"left", "right"} - {first}
         assert await command(sidecar, "drain", first) == 0
         assert f"{first} is drained" in capsys.readouterr().out
+        assert await command(sidecar, "drain", "middle") == 1
+        refusal = " ".join(capsys.readouterr().err.split())
+        assert "there is no engine 'middle'; there is left, right" in refusal
         seen = await state(sidecar)
         assert (seen[first]["draining"], seen[first]["drained"], seen[first]["up"]) == (True, True, True)
         assert not seen[other]["draining"]
@@ -128,13 +126,6 @@ async def test_requests_at_fault_take_no_engine_out(pair, tmp_path):
         for table in sidecar.driver.placement.tables.values():
             assert not value("slotkeeper_engine_failures_total", {"engine": table.engine})
             assert not table.failing
-
-
-async def test_draining_an_unknown_engine_gives_an_error(pair, tmp_path, capsys):
-    async with in_front_of(tmp_path / "slots", upstream=names(*pair)) as (sidecar, _):
-        assert await command(sidecar, "drain", "middle") == 1
-        said = capsys.readouterr().err
-        assert "there is no engine 'middle'; there is left, right" in " ".join(said.split())
 
 
 async def test_while_all_engines_are_drained_requests_wait_and_none_is_lost(pair, tmp_path):

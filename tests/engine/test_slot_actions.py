@@ -6,15 +6,12 @@ import hashlib
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
 import pytest
 
 from chaos.raw import until
-from engine.conftest import probed
-from patience import PATIENCE
-from slotkeeper.app import Sidecar
+from engine.conftest import client_of, probed
 from slotkeeper.bench import lab
-from slotkeeper.bench.lab import rested, url_of
+from slotkeeper.bench.lab import rested
 from slotkeeper.settings import Settings
 
 STORY: Final = "The heron stood in the reeds and counted the frogs of the pond. " * 40
@@ -36,10 +33,6 @@ def before(engine: Any, **more: Any) -> Settings:
         drain_timeout=1.0,
         **more,
     )
-
-
-def client_of(sidecar: Sidecar) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=url_of(sidecar), timeout=PATIENCE)
 
 
 def contents(folder: Path) -> dict[str, str]:

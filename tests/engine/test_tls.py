@@ -174,9 +174,9 @@ def test_client_commands_work_with_an_admin_port_with_tls(own, tmp_path):
         named = ("--admin", f"https://{admin}", "--admin-ca", str(own.cert))
         ours = {"SLOTKEEPER_ADMIN_LISTEN": admin, "SLOTKEEPER_TLS_CERT": str(own.cert)}
         for command in (["health", "--live"], ["why"], ["top", "--once"], ["snapshots", "ls"]):
-            for given, env in (((*command, *named), {}), (command, ours)):
-                done = ended(*given, env=env)
-                assert done.returncode == 0, (given, done.stderr)
+            done = ended(*command, *named)
+            assert done.returncode == 0, (command, done.stderr)
+        assert ended("why", env=ours).returncode == 0
         stranger = ended("why", "--admin", f"https://{admin}")
         assert stranger.returncode == 1
         assert "--admin-ca" in stranger.stderr
