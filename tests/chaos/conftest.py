@@ -46,6 +46,14 @@ async def ready(sidecar: Sidecar) -> None:
     await until(lambda: all(link.ready for link in sidecar.driver.links.values()), "the engines are up")
 
 
+def quiet(sidecar: Sidecar, fake: FakeEngine) -> bool:
+    """Whether no request runs or waits, in the sidecar and in the engine."""
+    placement = sidecar.driver.placement
+    table = placement.tables[fake.base]
+    at_rest = not placement.queued and len(table.idle) == len(table.states)
+    return at_rest and "0 requests" in repr(placement) and not any(fake.control.slots)
+
+
 @pytest.fixture
 async def fake() -> AsyncIterator[FakeEngine]:
     async with FakeEngine() as engine:

@@ -5,20 +5,13 @@ from itertools import product
 
 import pytest
 
+from chaos.conftest import quiet
 from chaos.fake_answers import PATHS, WORDS, request_body
 from chaos.fake_engine import FLOOD_BYTES, Fault
 from chaos.raw import dial, until
 from slotkeeper.api.head import Api
 
 CHAT = PATHS[Api.CHAT]
-
-
-def quiet(sidecar, fake) -> bool:
-    """Wait until no request runs or waits, in the sidecar and in the engine."""
-    placement = sidecar.driver.placement
-    table = placement.tables[fake.base]
-    at_rest = not placement.queued and len(table.idle) == len(table.states)
-    return at_rest and "0 requests" in repr(placement) and not any(fake.control.slots)
 
 
 async def test_a_client_that_leaves_during_prefill_ends_the_engines_request(fake, sidecar, data):
@@ -31,19 +24,9 @@ async def test_a_client_that_leaves_during_prefill_ends_the_engines_request(fake
         await until(lambda: quiet(sidecar, fake), "the slot is free again")
 
 
-async def test_a_client_that_leaves_during_a_stream_ends_the_engines_request(fake, sidecar, data):
-    fake.script.append(Fault.TRICKLE)
-    async with dial(data) as wire:
-        await wire.post(CHAT, request_body(Api.CHAT, stream=True))
-        fake.go.release()
-        await wire.head()
-        assert b"one" in await anext(wire.chunks())
-    await until(lambda: fake.left, "the engine sees that the client left")
-    await until(lambda: quiet(sidecar, fake), "the slot is free again")
-
-
+@pytest.mark.parametrize("half", [True, False], ids=["half closes", "closes"])
 @pytest.mark.parametrize("begun", [False, True], ids=["in prefill", "in the stream"])
-async def test_a_client_that_half_closes_its_connection_counts_as_gone(fake, sidecar, data, begun):
+async def test_a_client_that_half_closes_its_connection_counts_as_gone(fake, sidecar, data, begun, half):
     """It could still read, but looks like a lost client; no common client does this."""
     fake.script.append(Fault.TRICKLE)
     async with dial(data) as wire:
@@ -53,9 +36,10 @@ async def test_a_client_that_half_closes_its_connection_counts_as_gone(fake, sid
             fake.go.release()
             await wire.head()
             assert b"one" in await anext(wire.chunks())
-        wire.writer.write_eof()
-        rest, _ = await wire.rest()
-        assert b"[DONE]" not in rest
+        if half:
+            wire.writer.write_eof()
+            rest, _ = await wire.rest()
+            assert b"[DONE]" not in rest
     await until(lambda: fake.left, "the engine sees that the client left")
     await until(lambda: quiet(sidecar, fake), "the slot is free again")
 

@@ -9,7 +9,7 @@ from functools import partial
 import orjson
 import pytest
 
-from chaos.conftest import ready, settings
+from chaos.conftest import quiet, ready, settings
 from chaos.fake_answers import PATHS, WORDS, looks_whole, request_body
 from chaos.fake_engine import FakeEngine, Fault
 from chaos.fake_http import whole
@@ -66,14 +66,6 @@ async def hold(fake: FakeEngine, wire: Wire) -> None:
 def free_slot(fake: FakeEngine) -> None:
     for _ in range(len(WORDS) + 3):
         fake.go.release()
-
-
-def quiet(sidecar: Sidecar, fake: FakeEngine) -> bool:
-    """Wait until no request runs or waits, in the sidecar and in the engine."""
-    placement = sidecar.driver.placement
-    table = placement.tables[fake.base]
-    at_rest = not placement.queued and len(table.idle) == len(table.states)
-    return at_rest and "0 requests" in repr(placement) and not any(fake.control.slots)
 
 
 def error_in(api: Api, stream: bytes) -> dict[str, object]:
