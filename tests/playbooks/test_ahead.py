@@ -70,8 +70,7 @@ def test_a_slot_is_saved_with_the_prefetched_tokens_because_the_next_prompt_exte
 
 def test_nothing_is_prefetched_if_the_slot_already_holds_the_start_of_the_next_turn():
     play = Play()
-    assert play << arrives("r1", hash_chain=OUTLINE) << knows("r1", PROMPT) >> goes("r1", slot=0)
-    assert play << ends("r1", 4000, 0) >> reports("r1")
+    assert one_turn(play, "r1", PROMPT, slot=0, hash_chain=OUTLINE)
     assert play << follows("r1", PROMPT)
     assert not play.alarms
 

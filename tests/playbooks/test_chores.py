@@ -22,6 +22,7 @@ from playbooks.playbook import (
     goes,
     knows,
     leaves,
+    one_turn,
     replies,
     reports,
     restored,
@@ -332,8 +333,7 @@ def test_a_slot_is_not_saved_twice_while_its_file_is_checked():
     play = talked(Play(**NEW_FILES))
     assert play >> saves(0) << written()
     save = play.step.request
-    assert play << arrives("r2") << knows("r2", A) >> goes("r2", slot=1)
-    assert play << ends("r2", len(A)) >> reports("r2")
+    assert one_turn(play, "r2", A, slot=1)
     assert play << snapshots_changed(snapshot("other", A))
     assert play.later(300) << sees()
     assert play << filed(save, None) << sees()  # it could not be kept
@@ -382,8 +382,7 @@ def test_a_request_waits_for_a_slot_that_is_being_saved_rather_than_restore_a_sh
 
 def test_a_request_goes_to_another_engine_if_its_engine_is_writing_a_file():
     play = Play(memory="dense", engines=2, **NEW_FILES)
-    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
-    assert play << ends("r1", len(A)) >> reports("r1")
+    assert one_turn(play, "r1", A, slot=0)
     play.table.shadow.slots[1] = replace(play.table.shadow.slots[0], tokens=B.cut(0, 300))
     play.table.settled[SlotId(1)] = play.table.shadow.slots[1]
     play.later(60) << sees()

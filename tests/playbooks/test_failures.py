@@ -15,6 +15,7 @@ from playbooks.playbook import (
     knows,
     leaves,
     look_failed,
+    one_turn,
     planted,
     plants,
     reports,
@@ -44,7 +45,7 @@ def test_a_request_waits_for_its_tokens():
 @pytest.mark.parametrize("rendered", [True, False], ids=["failed", "not possible"])
 def test_a_request_without_tokens_goes_to_the_slot_that_loses_least(rendered):
     play = Play()
-    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << ends("r1", 1000) >> reports("r1")
+    assert one_turn(play, "r1", A, slot=0)
     play << arrives("r2", rendered=rendered)
     if rendered:
         play << knows("r2", None)
@@ -194,7 +195,7 @@ def test_a_request_in_an_unknown_slot_is_reported_when_the_engine_is_lost():
 
 def test_an_engine_that_restarted_unnoticed_is_taken_as_empty():
     play = Play()
-    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << ends("r1", 1000) >> reports("r1")
+    assert one_turn(play, "r1", A, slot=0)
     assert play << sees(contents={0: 0, 1: 0})
     assert play << arrives("r2") << knows("r2", A + MORE) >> goes("r2", reason=Reason.COLD)
 

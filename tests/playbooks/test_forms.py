@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from playbooks.playbook import Play, arrives, ends, goes, knows, reports
+from playbooks.playbook import Play, arrives, ends, goes, knows, one_turn, reports
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.requests.pending import Weighed
 from slotkeeper.scheduler.types import Reason
@@ -105,8 +105,7 @@ def test_a_request_is_not_priced_if_no_rule_changes_it_or_it_may_reuse_nothing()
 def test_a_queued_request_is_priced_again_when_a_slot_is_free():
     """Its slot was overwritten meanwhile, so the change saves nothing any more."""
     play = Play(memory="dense", n_slots=1)
-    assert play << arrives("r1", hash_chain=MINE) << knows("r1", FIRST) >> goes("r1", slot=0)
-    assert play << ends("r1", 1300, 0) >> reports("r1")
+    assert one_turn(play, "r1", FIRST, slot=0, hash_chain=MINE)
     assert play << arrives("busy") << knows("busy", OTHER_HEAD + ASKED) >> goes("busy", slot=0)
     assert play << arrives("r2", hash_chain=THEIRS, rewritten=AS_CHANGED) << both(OWN, CHANGED)
     play << ends("busy", 1300, 0)

@@ -181,8 +181,7 @@ def test_reuse_of_a_restored_state_is_possible_if_the_client_left_during_the_res
     assert play << leaves("r1") << restored()
     assert play.later(1) << sees(contents={0: 0})
     other = A.cut(0, 300) + B
-    assert play << arrives("r2") << knows("r2", other) >> goes("r2", slot=0)
-    assert play << ends("r2", len(other), 300) >> reports("r2")
+    assert one_turn(play, "r2", other, slot=0, cached=300)
 
 
 @pytest.mark.parametrize("outcome", list(Loading))
@@ -202,8 +201,7 @@ def test_removed_files_are_not_restored():
 def test_a_file_is_not_evicted_while_it_is_restored():
     """The engine would not find it, and the request would be computed from its start."""
     play = hybrid(limits=Limits(hot_bytes=S1.size * 3 // 2))
-    assert play << arrives("r1") << knows("r1", B) >> goes("r1", slot=0)
-    assert play << ends("r1", 5000) >> reports("r1")
+    assert one_turn(play, "r1", B, slot=0)
     assert play.wakes() >> saves(0, SaveMoment.PAUSE)
     chore = play.step.request
     assert play << written()
@@ -236,8 +234,7 @@ def test_a_state_in_the_cold_folder_counts_with_what_is_its_own():
 
 def test_a_file_is_not_evicted_between_a_save_and_its_restore():
     play = hybrid(limits=Limits(hot_bytes=S1.size * 3 // 2, pause=1000.0), n_slots=1)
-    assert play << arrives("r1") << knows("r1", B) >> goes("r1", slot=0)
-    assert play << ends("r1", 5000) >> reports("r1")
+    assert one_turn(play, "r1", B, slot=0)
     assert play << arrives("r2") << knows("r2", A + MORE) >> saves(0, SaveMoment.PARK)
     assert play << saved("s2", checkpoints=(4484, 4996)) >> restores(0, "s1")
 

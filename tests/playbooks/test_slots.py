@@ -106,8 +106,8 @@ def test_a_prompt_is_sent_at_once_beside_a_long_one_that_fills_each_batch():
 
 def test_the_next_turn_goes_to_the_slot_of_the_previous_turn():
     play = Play()
-    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << ends("r1") >> reports("r1")
-    assert play << arrives("r2") << knows("r2", B) >> goes("r2", slot=1) << ends("r2") >> reports("r2")
+    assert one_turn(play, "r1", A, slot=0)
+    assert one_turn(play, "r2", B, slot=1)
     assert play << arrives("r3") << knows("r3", A + MORE) >> goes("r3", slot=0, reason=Reason.PREFIX)
     assert play << ends("r3", 150, 100) >> reports("r3", predicted=100, oracle=50)
 
@@ -192,7 +192,7 @@ def test_a_retry_on_a_route_without_id_slot_waits_too():
 
 def test_after_an_error_answer_the_slot_keeps_its_contents_once_seen_idle():
     play = Play(n_slots=1)
-    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << ends("r1") >> reports("r1")
+    assert one_turn(play, "r1", A, slot=0)
     assert play << arrives("r2") << knows("r2", A + MORE) >> goes("r2", slot=0) << starts("r2")
     assert play << fails("r2") >> reports("r2", usage=None, oracle=None, exact=None)
     assert play.states == ["draining"]
@@ -241,8 +241,7 @@ def test_a_clients_slot_action_waits_for_the_slot_and_blocks_other_requests():
 
 def test_the_contents_of_a_slot_after_a_clients_slot_action_are_known():
     play = Play(n_slots=1)
-    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
-    assert play << ends("r1") >> reports("r1")
+    assert one_turn(play, "r1", A, slot=0)
     contents = play.table.shadow.slots[0]
     assert play << action("saves") >> goes("saves") << acts("saves", None)
     assert play.table.shadow.slots[0] is contents
@@ -256,7 +255,7 @@ def test_the_contents_of_a_slot_after_a_clients_slot_action_are_known():
 
 def test_a_slot_action_changes_no_other_slot():
     play = Play(n_slots=2, ram_cache=True)
-    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << ends("r1") >> reports("r1")
+    assert one_turn(play, "r1", A, slot=0)
     before = play.table.shadow.slots[0], list(play.table.shadow.ram)
     assert play << action("a", 1) >> goes("a", slot=1) << acts("a", 0)
     assert (play.table.shadow.slots[0], list(play.table.shadow.ram)) == before

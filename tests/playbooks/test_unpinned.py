@@ -16,6 +16,7 @@ from playbooks.playbook import (
     knows,
     learns,
     leaves,
+    one_turn,
     planted,
     plants,
     renders,
@@ -220,8 +221,7 @@ def messages(request):
 
 
 def conversation(play, request, prompt, slot):
-    assert play << arrives(request) << knows(request, prompt) >> goes(request, slot=slot)
-    assert play << ends(request, len(prompt)) >> reports(request)
+    assert one_turn(play, request, prompt, slot=slot)
 
 
 def test_a_messages_request_is_left_to_the_engine_if_it_would_choose_the_same_slot():
@@ -693,8 +693,7 @@ def test_no_request_is_sent_after_messages_in_a_namespace_until_they_are_seen_ru
 def test_a_copy_that_ended_unseen_may_have_overwritten_a_slot_of_another_namespace():
     """GET /slots shows one of two copies. The other left as many tokens in slot 0 as that slot had before."""
     play = Play(n_slots=3, memory="dense")
-    assert play << arrives("r1", namespace="a") << knows("r1", A) >> goes("r1", slot=0)
-    play << ends("r1", 1000, 0) >> reports("r1")
+    assert one_turn(play, "r1", A, slot=0, namespace="a")
     assert play.table.shadow.slots[0].tokens.space == "a"
     play << arrives("two", pinnable=False, copies=2, namespace="b") << knows("two", None)
     assert play >> unpinned("two", Reason.UNPINNABLE)

@@ -1,4 +1,4 @@
-"""Which slot is chosen for which prompt."""
+"""What no playbook shows of the choice of a slot: alternatives, turns of unknown tokens, and many slots."""
 
 from dataclasses import replace
 from random import Random
@@ -8,12 +8,11 @@ import pytest
 
 from slotkeeper.scheduler import candidates
 from slotkeeper.scheduler.candidates import BEATEN, blind, cheapest, continuing
-from slotkeeper.scheduler.effects import Prefill, Purpose
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.slots.engine_model import Checkpoint, EngineTraits, Memory
 from slotkeeper.scheduler.slots.shadow import EngineShadow
 from slotkeeper.scheduler.slots.slot_contents import SlotContents, Snapshot, SnapshotId
-from slotkeeper.scheduler.slots.table import EngineTable, Maintenance, SlotState
+from slotkeeper.scheduler.slots.table import EngineTable, SlotState
 from slotkeeper.scheduler.snapshots.catalog import Catalog
 from slotkeeper.scheduler.types import EngineId, Reason, RequestId, SlotId
 
@@ -52,24 +51,6 @@ A = SYSTEM + text(10_000, 1900)
 B1 = SYSTEM + text(20_000, 599)
 TITLE = SYSTEM.cut(0, 300) + text(30_000, 200)
 
-# -- scenario v of engine.md 10: two conversations with one system prompt, and a title -------------------
-
-
-@pytest.mark.parametrize("memory", [Memory.HYBRID, Memory.DENSE, Memory.RECURRENT])
-def test_a_second_conversation_gets_the_shared_prefix_from_the_prompt_cache_in_another_slot(memory):
-    engine = table(conversation(A, memory=memory), None, memory=memory)
-    plan = choose(engine, B1)
-    assert (plan.slot, plan.reason, plan.pinned) == (1, Reason.RAM_CACHE, True)
-    assert [step.purpose for step in plan.steps] == [Purpose.TOUCH]
-    assert plan.reuse_plan.reuse == 2125
-
-
-def test_each_conversation_continues_in_its_own_slot():
-    b = conversation(B1)
-    engine = table(conversation(A), b)
-    assert choose(engine, A + text(11_900, 400)).slot == 0
-    assert choose(engine, B1 + text(20_599, 400)).slot == 1
-
 
 @pytest.mark.parametrize("memory", [Memory.HYBRID, Memory.DENSE])
 @pytest.mark.parametrize("ram", [True, False])
@@ -82,186 +63,12 @@ def test_a_title_request_does_not_overwrite_a_long_conversation_while_another_sl
     assert choose(engine, title).slot == 1
 
 
-def test_a_title_request_overwrites_the_shorter_of_two_conversations():
-    engine = table(conversation(A), conversation(SYSTEM + text(20_000, 30_000)))
-    assert choose(engine, text(30_000, 500)).slot == 0
-
-
-def test_contents_that_are_also_in_the_prompt_cache_are_overwritten_first():
-    one, other = conversation(A), conversation(text(60_000, len(A)))
-    engine = table(one, other, similarity=0.0)
-    engine.shadow.ram.append(replace(other, slack=0))
-    assert choose(engine, text(30_000, 500)).slot == 1
-
-
-@pytest.mark.parametrize(("size", "reason"), [(10**8, Reason.SNAPSHOT), (10**9, Reason.RAM_CACHE)])
-def test_with_a_draft_model_a_small_snapshot_is_preferred_to_the_prompt_cache(size, reason):
-    """Of several states of one conversation the engine may load an older one."""
-    files = {
-        "slot_files": True,
-        "fingerprint": "f",
-        "state_version": 4,
-        "files_carry": True,
-        "speculative": True,
-    }
-    long = conversation(SYSTEM + text(10_000, 10_000))
-    engine = table(conversation(A), **files)
-    engine.shadow.ram.append(long)
-    catalog = Catalog()
-    file = Snapshot(id=SnapshotId("s"), fingerprint="f", tokens=long.tokens, size=size)
-    catalog.put(replace(file, checkpoints=(2125, len(long.tokens) - 4)))
-    assert choose(engine, long.tokens + text(70_000, 400), catalog=catalog).reason is reason
-
-
-def test_a_branch_does_not_overwrite_its_conversation_although_saving_it_would_be_quick():
-    """A file could not be cut, as the next branch needs; the task in the other slot copies the state."""
-    files = {"slot_files": True, "fingerprint": "f", "state_version": 2, "files_carry": False}
-    long = conversation(SYSTEM + text(10_000, 3000))
-    engine = table(long, None, **files)
-    engine.rates.saved(10**6, 0.001)
-    plan = choose(engine, long.tokens.cut(0, 4500) + text(70_000, 500))
-    assert (plan.slot, plan.reason) == (1, Reason.RAM_CACHE)
-
-
-def test_the_least_recently_used_contents_are_overwritten():
-    old = replace(conversation(text(60_000, len(A))), used=NOW - 7200)
-    engine = table(conversation(A), old, ram_cache=False)
-    assert choose(engine, text(30_000, 500)).slot == 1
-
-
-# -- where a pinned request would reuse less ---------------------------------------------------------------
-
-
 def test_t6_with_a_unified_buffer_a_request_is_unpinned_if_the_engine_would_load_its_prompt():
     engine = table(None, None, unified=True)
     engine.shadow.ram.append(conversation(A))
     plan = choose(engine, A + text(11_900, 400))
     assert (plan.reason, plan.pinned, plan.steps) == (Reason.ENGINE_CHOSE, False, ())
     assert plan.reuse_plan.reuse == len(A)
-
-
-def test_t6_while_a_pinned_request_is_being_sent_a_touch_loads_the_prompt():
-    engine = table(None, None, None, unified=True)
-    engine.shadow.ram.append(conversation(A))
-    engine.move(SlotId(2), SlotState.LAUNCHED, RequestId("r"), NOW)
-    plan = choose(engine, A + text(11_900, 400))
-    assert (plan.reason, plan.pinned) == (Reason.RAM_CACHE, True)
-    assert plan.steps
-
-
-def test_a_slot_is_not_touched_to_load_what_it_already_holds():
-    """Nor to load an entry that the touch itself replaces by the slot's contents."""
-    uncut = replace(conversation(SYSTEM + text(10_000, 9000)), checkpoints=())
-    engine = table(uncut)
-    engine.shadow.ram.append(replace(uncut, tokens=SYSTEM, checkpoints=(Checkpoint(2121, 1),)))
-    assert choose(engine, B1).reason is Reason.COLD
-
-
-def test_a_touch_uses_a_token_that_does_not_begin_the_prompt():
-    engine = table(conversation(A), None)
-    (step,) = choose(engine, B1).steps
-    tokens, purpose = step.tokens, step.purpose
-    assert purpose is Purpose.TOUCH
-    assert len(tokens) == 1
-    assert tokens[0] != B1[0]
-
-
-def test_after_a_failed_plant_the_prompt_is_placed_without_steps():
-    plan = choose(table(conversation(A), None), B1, plain=True)
-    assert plan.steps == ()
-
-
-# -- routes without id_slot (T5) -----------------------------------------------------------------------------
-
-
-def test_an_unpinnable_request_is_not_steered_if_the_engine_chooses_well():
-    plan = choose(table(conversation(A), None), A + text(11_900, 400), pinnable=False)
-    assert (plan.reason, plan.slot, plan.steps) == (Reason.ENGINE_CHOSE, 0, ())
-
-
-def test_an_unpinnable_request_is_steered_if_the_engine_would_overwrite_a_conversation():
-    engine = table(conversation(SYSTEM + text(10_000, 30_000)), None, ram_cache=False)
-    plan = choose(engine, B1, pinnable=False)  # similar enough for the engine to take slot 0
-    assert (plan.reason, plan.slot, plan.pinned) == (Reason.STEERED, 1, False)
-    assert plan.steps == (Prefill(B1.cut(0, len(B1) - 4), Purpose.STEER),)
-
-
-def test_an_unpinnable_request_may_be_touched_and_then_steered():
-    plan = choose(table(conversation(A), None), B1, pinnable=False)
-    assert [step.purpose for step in plan.steps] == [Purpose.TOUCH, Purpose.STEER]
-
-
-def test_an_unpinnable_request_waits_while_a_pinned_request_is_being_sent():
-    engine = table(conversation(A), None)
-    engine.move(SlotId(1), SlotState.LAUNCHED, RequestId("r"), NOW)
-    assert choose(engine, A + text(11_900, 400), pinnable=False) is None
-
-
-# -- waiting ---------------------------------------------------------------------------------------------
-
-
-def test_a_slot_that_will_soon_be_free_is_waited_for_if_it_saves_much():
-    engine = table(conversation(A), None, ram_cache=False)
-    engine.move(SlotId(0), SlotState.DRAINING, None, NOW)
-    assert choose(engine, A + text(11_900, 400)).wait
-    assert not choose(engine, text(30_000, 500)).wait
-
-
-def test_a_slot_that_is_being_saved_is_waited_for_because_its_engine_is_stalled():
-    """The engine computes nothing meanwhile, so a request in another slot would not begin sooner."""
-    now = conversation(A + text(40_000, 100))
-    engine = table(now, conversation(A), ram_cache=False)
-    engine.move(SlotId(0), SlotState.MAINTENANCE, RequestId("chore"), NOW)
-    engine.maintenance[SlotId(0)] = Maintenance(NOW, 0.5, None, stalls=True)
-    plan = choose(engine, now.tokens + text(11_900, 30))
-    assert (plan.slot, plan.wait) == (0, True)
-
-
-def test_another_engine_is_chosen_while_one_is_stalled_unless_the_stalled_one_saves_much():
-    held_up, free = table(conversation(A), ram_cache=False), table(None, name="e1", ram_cache=False)
-    held_up.move(SlotId(0), SlotState.MAINTENANCE, RequestId("chore"), NOW)
-    held_up.maintenance[SlotId(0)] = Maintenance(NOW, 0.5, None, stalls=True)
-    assert choose([held_up, free], A.cut(0, 400)).table is free
-    assert choose([held_up, free], A + text(11_900, 400)).table is held_up
-
-
-@pytest.mark.parametrize("pinnable", [True, False])
-def test_no_slot_is_chosen_if_every_engine_is_closed(pinnable):
-    engine = table(conversation(A), None)
-    engine.unsettled[RequestId("r")] = NOW
-    assert choose(engine, B1, pinnable=pinnable) is None
-
-
-def test_an_engine_that_is_closed_for_a_moment_is_waited_for():
-    closed, free = table(conversation(A), None), table(None, name="e1")
-    closed.send(RequestId("r"), 1, NOW)
-    assert choose([closed, free], A + text(11_900, 400)).wait
-
-
-def test_the_engine_with_the_prefix_is_chosen_or_else_the_less_loaded_one():
-    one, other = (
-        table(held, None, name=name, ram_cache=False)
-        for held, name in ((None, "e0"), (conversation(A), "e1"))
-    )
-    assert choose([one, other], A + text(11_900, 400)).table is other
-    one.move(SlotId(0), SlotState.RUNNING, RequestId("r"), NOW)
-    assert choose([one, other], text(30_000, 500)).table is other
-
-
-def test_without_a_free_slot_there_is_no_plan():
-    engine = table(None)
-    engine.move(SlotId(0), SlotState.RUNNING, RequestId("r"), NOW)
-    assert choose(engine, B1) is None
-
-
-def test_the_next_turn_overwrites_the_contents_of_its_conversation_at_no_cost():
-    edited = conversation(A, hash_chain=(b"s", b"1"))
-    engine = table(edited, None, ram_cache=False)
-    other_tools = text(70_000, 800)
-    plan = cheapest(
-        [engine], other_tools, hash_chain=(b"t", b"1", b"2"), pinnable=True, now=NOW, catalog=Catalog()
-    )
-    assert plan.price == 800
 
 
 # -- alternatives ----------------------------------------------------------------------------------------
@@ -284,18 +91,6 @@ def test_only_a_few_alternatives_are_kept_and_none_of_theirs():
     assert all(other.beaten == () for other in plan.beaten)
 
 
-def test_a_single_option_has_no_alternatives():
-    engine = table(None, None, ram_cache=False)
-    engine.move(SlotId(1), SlotState.LAUNCHED, RequestId("r"), NOW)  # so that no request may be sent unpinned
-    assert choose(engine, B1).beaten == ()
-
-
-def test_of_two_equal_options_the_first_is_chosen_and_the_second_is_an_alternative():
-    plan = choose(table(None, None), B1)
-    assert plan.slot == 0
-    assert next(other for other in plan.beaten if other.pinned).slot == 1
-
-
 # -- without tokens --------------------------------------------------------------------------------------
 
 
@@ -303,21 +98,10 @@ def with_hash_chain(*digests):
     return conversation(A, hash_chain=digests)
 
 
-def test_the_longest_matching_conversation_is_continued():
-    engine = table(with_hash_chain(b"s", b"1"), with_hash_chain(b"s", b"1", b"2", b"3"), None)
-    plan = continuing([engine], (b"s", b"1", b"2", b"3", b"4"), NOW)
-    assert (plan.slot, plan.reason) == (1, Reason.CONTINUES)
-
-
 def test_if_the_longest_matching_conversation_is_busy_no_shorter_one_is_continued():
     engine = table(with_hash_chain(b"s", b"1"), with_hash_chain(b"s", b"1", b"2", b"3"))
     engine.move(SlotId(1), SlotState.RUNNING, RequestId("r"), NOW)
     assert continuing([engine], (b"s", b"1", b"2", b"3", b"4"), NOW) is None
-
-
-def test_the_same_messages_with_other_tools_are_not_continued_without_known_tokens():
-    engine = table(with_hash_chain(b"s", b"1"), with_hash_chain(b"other tools", b"1", b"2"))
-    assert continuing([engine], (b"s", b"1", b"2", b"3"), NOW) is None
 
 
 def test_if_the_longest_matching_conversation_is_on_a_closed_engine_no_other_is_continued():

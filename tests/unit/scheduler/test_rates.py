@@ -23,10 +23,6 @@ def learned(*measured: tuple[float, float]) -> LinearTimes:
     return times
 
 
-def test_before_the_first_measurement_the_time_is_a_guess():
-    assert LinearTimes(5e8).seconds(100 * MB) == pytest.approx(CALL_SECONDS + 0.2)
-
-
 def test_the_guess_for_a_prefill_falls_with_the_size_of_the_model_until_one_was_measured():
     rates = Rates()
     rates.take_header(1024)
@@ -47,14 +43,6 @@ def test_a_slow_first_file_counts_as_much_as_the_guess_and_a_quick_one_alone():
     guessed = LinearTimes(5e8).seconds(10 * MB)
     assert learned((10, 180)).seconds(10 * MB) == pytest.approx(3 * guessed, rel=0.2)
     assert learned((10, 2)).seconds(10 * MB) == pytest.approx(CALL_SECONDS + 0.002)
-
-
-def test_a_large_slow_first_file_counts_alone():
-    assert learned((100, 1800)).seconds(100 * MB) == pytest.approx(CALL_SECONDS + 1.8)
-
-
-def test_the_learned_rate_may_be_slower_than_the_guess():
-    assert learned(*[(1, 50)] * 3).seconds(MB) == pytest.approx(CALL_SECONDS + 0.05)
 
 
 @pytest.mark.parametrize("held_up", [0, 1, 4])
@@ -138,14 +126,6 @@ def test_a_copy_beside_other_work_tells_between_which_bounds_its_time_was(second
     for _ in range(7):
         rates.copied(100 * MB, seconds, held_up=held_up)
     assert rates.copying.seconds(100 * MB) == pytest.approx(found)
-
-
-def test_a_copy_that_may_have_taken_as_long_as_we_guess_measures_nothing():
-    rates = Rates()
-    rates.copied(100 * MB, 1.0, held_up=inf)
-    assert not rates.copying.measured
-    rates.copied(100 * MB, 1.0, held_up=0.5)
-    assert rates.copying.measured
 
 
 def test_the_time_from_the_cold_tier_is_learned_and_limited_by_the_time_to_compute():

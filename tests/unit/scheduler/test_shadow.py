@@ -2,7 +2,7 @@
 
 import pytest
 
-from slotkeeper.scheduler.prompts.tokens import EMPTY, Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.slots.engine_model import Checkpoint, EngineTraits, Memory
 from slotkeeper.scheduler.slots.shadow import EngineShadow, Source
 from slotkeeper.scheduler.slots.slot_contents import RAM_ENTRIES, SlotContents, Snapshot, SnapshotId
@@ -74,64 +74,11 @@ def test_an_entry_must_be_better_than_the_slot_in_both_shares():
     assert shadow(mine, ram=[A.cut(0, 700)]).plan_reuse(0, A + E).source is Source.RAM
 
 
-def test_a_loaded_window_is_bare_but_keeps_its_checkpoints():
-    engine = shadow(C, memory=Memory.SWA, n_swa=256)
-    long = Tokens(range(1500))
-    engine.ram = [state(long, checkpoints=(Checkpoint(984, 1), Checkpoint(1496, 1)))]
-    assert engine.plan_reuse(0, long + E).reuse == 1495  # engine.md 4, "SWA reload"
-
-
-def test_the_most_similar_entry_is_loaded():
-    reuse_plan = shadow(C, ram=[A.cut(0, 300) + E, A, A.cut(0, 600) + E]).plan_reuse(0, A + E)
-    assert reuse_plan.base.tokens == A
-
-
-def test_a_slot_too_unlike_the_prompt_is_saved_although_most_of_it_would_be_kept():
-    """59 tokens held, 38 in common with a prompt of 772: the engine loaded 769 from its RAM cache."""
-    little = A.cut(0, 38) + C.cut(0, 21)
-    reuse_plan = shadow(little, ram=[A.cut(0, 769)]).plan_reuse(0, A.cut(0, 772))
-    assert (reuse_plan.reuse, reuse_plan.source, reuse_plan.parked) == (769, Source.RAM, True)
-    alike = shadow(little, ram=[A.cut(0, 379)]).plan_reuse(
-        0, A.cut(0, 379)
-    )  # just over a tenth of the prompt
-    assert (alike.reuse, alike.source, alike.parked) == (38, Source.SLOT, False)
-
-
-def test_a_loaded_swa_full_state_must_not_be_cut():
-    engine = shadow(C, ram=[A], memory=Memory.SWA, n_swa=256, swa_full=True)
-    engine.ram = []
-    engine.slots = [state(A)]
-    engine.touch(0, [])
-    reuse_plan = engine.plan_reuse(0, A.cut(0, 900) + E)
-    assert (reuse_plan.source, reuse_plan.unsafe, reuse_plan.reuse) == (Source.RAM, True, 0)
-    engine.erase(0)
-    again = engine.plan_reuse(0, A.cut(0, 900) + E)
-    assert (again.source, again.unsafe, again.reuse) == (Source.NOTHING, False, 0)
-
-
 # -- files -----------------------------------------------------------------------------------------------
 
 
 def snapshot(tokens, checkpoints=()):
     return Snapshot(id=SnapshotId("f"), fingerprint="", tokens=tokens, size=1, checkpoints=checkpoints)
-
-
-def test_planning_a_restore_tells_the_reuse_and_changes_nothing():
-    engine = shadow(C, memory=Memory.HYBRID)
-    reuse_plan = engine.plan_reuse_restored(0, A + E, snapshot(A, (484, 996)))
-    assert (reuse_plan.reuse, reuse_plan.source, reuse_plan.parked) == (1000, Source.SNAPSHOT, False)
-    assert engine.plan_reuse_restored(0, A.cut(0, 998) + E, snapshot(A, (484, 996))).reuse == 996
-    assert engine.plan_reuse_restored(0, E, snapshot(A)).source is Source.NOTHING
-    assert engine.slots[0].tokens == C
-    assert in_ram(engine) == []
-
-
-def test_a_restored_slot_gives_the_planned_reuse():
-    engine = shadow(C, memory=Memory.HYBRID)
-    foreseen = engine.plan_reuse_restored(0, A + E, snapshot(A, (484, 996)))
-    engine.restore(0, snapshot(A, (484, 996)), 3.0)
-    assert engine.plan_reuse(0, A + E).reuse == foreseen.reuse
-    assert in_ram(engine) == []  # the old contents are lost: a restore bypasses the RAM cache
 
 
 def test_a_restored_state_is_replaced_by_a_better_entry():
@@ -148,20 +95,6 @@ def test_an_erased_slot_is_empty_and_nothing_is_saved():
 
 
 # -- copies made by tasks ------------------------------------------------------------------------------
-
-
-def test_a_launch_copies_every_other_idle_slot():
-    engine = shadow(A, C, None)
-    engine.launch(engine.plan_reuse(2, E), [0, 1])
-    assert in_ram(engine) == [A, C]
-    assert [h.tokens if h else None for h in engine.slots[:2]] == [A, C]
-
-
-def test_t6_unified_slots_are_emptied_by_a_task_in_another_slot():
-    engine = shadow(A, C, None, unified=True)
-    engine.launch(engine.plan_reuse(2, E), [0, 1])
-    assert in_ram(engine) == [A, C]
-    assert engine.slots[:2] == [None, None]
 
 
 @pytest.mark.parametrize("off", [{"idle_copy": False}, {"ram_cache": False}])
@@ -214,24 +147,6 @@ def test_the_prompt_cache_is_bounded_and_drops_the_oldest_entry():
     assert in_ram(engine)[0] == Tokens([5, 5, 5])
 
 
-def test_a_touch_copies_the_idle_slots_and_makes_a_load_into_a_pinned_slot_possible():
-    engine = shadow(A, None)
-    assert engine.plan_reuse(1, A + E).reuse == 0
-    touched = engine.look_touched(1, A + E, [0, 1])
-    assert (touched.reuse, touched.source, touched.touched) == (1000, Source.RAM, True)
-    engine.touch(1, [0])
-    real = engine.plan_reuse(1, A + E)
-    assert (real.reuse, real.source) == (touched.reuse, touched.source)
-    assert engine.slots[0].tokens == A  # the copy is shared, not taken
-
-
-def test_a_touch_copies_what_it_overwrites():
-    engine = shadow(C, A)
-    assert engine.look_touched(0, A + E, [0, 1]).parked
-    engine.touch(0, [1])
-    assert C in in_ram(engine)
-
-
 def test_a_touch_does_not_count_on_an_entry_that_it_replaces_itself():
     """The saved state contains the entry and cannot be cut: there is nothing to load."""
     engine = shadow(A, None, memory=Memory.HYBRID)
@@ -243,30 +158,6 @@ def test_a_touch_does_not_count_on_an_entry_that_it_replaces_itself():
     assert in_ram(engine) == [A]
 
 
-# -- the engine's own choice (engine.md 1.2) -----------------------------------------------------------
-
-
-def test_the_engine_chooses_the_most_similar_idle_slot_and_the_first_of_equals():
-    assert shadow(C, A, A).engine_choice(A + E, [0, 1, 2]).slot == 1
-    assert shadow(C, A, A).engine_choice(A + E, [0, 2]).slot == 2
-
-
-def test_below_the_similarity_the_least_recently_used_slot_is_chosen_with_save_and_load():
-    engine = shadow(C, C, ram=[A])
-    engine.slots = [state(C, used=5.0), state(C, used=3.0)]
-    reuse_plan = engine.engine_choice(A + E, [0, 1])
-    assert (reuse_plan.slot, reuse_plan.source, reuse_plan.parked) == (1, Source.RAM, True)
-
-
-def test_a_similar_slot_is_not_saved_when_half_of_it_is_kept():
-    reuse_plan = shadow(A, ram=[A + C]).engine_choice(A.cut(0, 700) + E, [0])
-    assert (reuse_plan.source, reuse_plan.parked, reuse_plan.reuse) == (Source.SLOT, False, 700)
-
-
-def test_without_a_free_slot_the_engine_chooses_none():
-    assert shadow(A).engine_choice(A, []) is None
-
-
 # -- the end of a task ---------------------------------------------------------------------------------
 
 
@@ -276,24 +167,6 @@ def finish(engine, slot=0, **changes):
         "hash_chain": (b"s", b"1"), "request": None, "now": 7.0, **changes,
     }  # fmt: skip
     return engine.finish(slot, **figures)
-
-
-def test_a_slot_holds_the_prompt_and_all_but_the_last_sampled_token():
-    contents = finish(shadow(None))
-    assert (contents.total, len(contents.tokens), contents.opaque, contents.rough) == (1039, 1000, 39, False)
-
-
-def test_a_prefill_only_task_leaves_exactly_the_prompt():
-    assert finish(shadow(None), generated=0).total == finish(shadow(None), generated=1).total == 1000
-
-
-def test_token_ids_beyond_the_count_of_the_engine_are_dropped():
-    contents = finish(shadow(None), prompt_tokens=900, generated=0)
-    assert (contents.total, len(contents.tokens)) == (900, 900)
-
-
-def test_an_unknown_reply_length_leaves_the_end_open():
-    assert finish(shadow(None), generated=None).rough
 
 
 def test_turns_count_only_when_most_of_the_state_was_continued():
@@ -310,15 +183,6 @@ def test_a_live_window_has_slack_and_its_copy_has_none():
     assert engine.ram[0].slack == 0
 
 
-def test_a_window_from_a_checkpoint_grows_with_the_prompt():
-    engine = shadow(None, memory=Memory.SWA, n_swa=256)
-    finish(engine, prompt=C, prompt_tokens=1500, generated=0)
-    part = C.cut(0, 1499) + E
-    assert finish(engine, prompt=part, prompt_tokens=1599, cached=1495, generated=0).slack == 512
-    engine.slots[0] = state(C, checkpoints=(Checkpoint(1496, 1),))  # as loaded from the RAM cache
-    assert finish(engine, prompt=part, prompt_tokens=1599, cached=1495, generated=0).slack == 103
-
-
 def test_the_floor_of_a_copied_state_stays_while_it_is_extended():
     engine = shadow(None, memory=Memory.SWA, n_swa=256, swa_full=True)
     engine.restore(0, snapshot(C), 1.0)
@@ -326,22 +190,7 @@ def test_the_floor_of_a_copied_state_stays_while_it_is_extended():
     assert finish(engine, prompt=E, prompt_tokens=100, cached=0).floor == 0
 
 
-def test_checkpoints_follow_the_measured_rule():
-    contents = finish(shadow(None, memory=Memory.HYBRID), prompt=EMPTY, prompt_tokens=3000)
-    assert [c.at for c in contents.checkpoints] == [2484, 2996]
-
-
 # -- learning --------------------------------------------------------------------------------------------
-
-
-def test_a_failed_prompt_cache_is_forgotten_and_then_not_trusted():
-    engine = shadow(A, ram=[C])
-    engine.forget_ram()
-    assert engine.ram == []
-    assert engine.traits.ram_cache
-    engine.distrust_ram()
-    assert not engine.traits.ram_cache
-    assert not engine.plan_reuse(0, E).parked
 
 
 def test_empty_slots_of_a_unified_engine_are_in_its_prompt_cache():

@@ -1,12 +1,10 @@
 """The slot table of one engine, and what an answer of GET /slots changes in it."""
 
-from dataclasses import replace
-
 import pytest
 
 from slotkeeper.scheduler.events import Observed
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.engine_model import EngineTraits, Known
+from slotkeeper.scheduler.slots.engine_model import EngineTraits
 from slotkeeper.scheduler.slots.shadow import EngineShadow
 from slotkeeper.scheduler.slots.slot_contents import SlotContents
 from slotkeeper.scheduler.slots.table import (
@@ -44,37 +42,6 @@ def observation(*slots, asked=NOW):
 
 def totals(engine):
     return [contents.total if contents else 0 for contents in engine.shadow.slots]
-
-
-def test_a_new_table_has_free_empty_slots():
-    engine = table(None, None)
-    assert (engine.idle, engine.load) == ([0, 1], 0.0)
-    assert engine.open_for_pins(NOW)
-    assert repr(engine) == "<e0 up | 0:idle 1:idle | 0 unsettled>"
-
-
-@pytest.mark.parametrize(
-    ("before", "seen", "after"),
-    [
-        (LAUNCHED, "busy", RUNNING),
-        (LAUNCHED, 0, LAUNCHED),
-        (RUNNING, 0, RUNNING),  # the event of its end has not arrived yet
-        (RUNNING, "busy", RUNNING),
-        (DRAINING, "busy", DRAINING),
-        (DRAINING, 7, IDLE),
-        (FOREIGN, "busy", FOREIGN),
-        (FOREIGN, 7, IDLE),
-        (IDLE, "busy", FOREIGN),
-        (IDLE, 0, IDLE),
-    ],
-)
-def test_an_observation_moves_a_slot(before, seen, after):
-    engine = table(None)
-    if before is not IDLE:
-        engine.move(SlotId(0), before, R1 if before in (LAUNCHED, RUNNING) else None, NOW - 1)
-    engine.observed(observation(seen))
-    assert engine.states == [after]
-    assert engine.owners[0] == (R1 if after in (LAUNCHED, RUNNING) else None)
 
 
 @pytest.mark.parametrize("after", [IDLE, LAUNCHED])
@@ -118,33 +85,6 @@ def test_the_count_of_the_engine_for_an_idle_slot_is_accepted(count, known, opaq
     contents = engine.shadow.slots[0]
     assert (len(contents.tokens), contents.opaque) == (known, opaque)
     assert (engine.shared_until > NOW) is (count == 1500)
-
-
-def test_a_slot_observed_empty_is_empty_and_one_observed_full_is_unknown():
-    engine = table(A, B, None)
-    engine.observed(observation(0, 400, 77))
-    assert totals(engine) == [0, 400, 77]
-    assert len(engine.shadow.slots[2].tokens) == 0
-
-
-# -- unpinned requests -----------------------------------------------------------------------------------
-
-
-def test_the_older_task_belongs_to_the_older_request():
-    engine = table(None, None)
-    engine.send(R1, 1, NOW - 2)
-    engine.send(R2, 1, NOW - 1)
-    seen = observation("busy", "busy")
-    views = (replace(seen.slots[0], task=9), replace(seen.slots[1], task=8))
-    assert engine.observed(replace(seen, slots=views)) == {R1: 1, R2: 0}
-
-
-def test_an_orphan_is_found_in_the_newest_slot_that_fits():
-    engine = table(None, None, None)
-    engine.orphans.append(Orphan(R1, 300, NOW - 1))
-    assert engine.observed(observation(299, 301, 50)) == {R1: 1}
-    assert engine.orphans == []
-    assert totals(engine) == [299, 0, 50]  # the caller fills in slot 1
 
 
 # -- restarts and unified buffers --------------------------------------------------------------------------
@@ -192,24 +132,6 @@ def test_a_slot_that_survives_another_task_shows_that_the_engine_is_not_unified(
     assert engine.proven
     engine.observed(observation(0, 400, asked=NOW + 1))  # erased by another client
     assert not engine.traits.unified
-
-
-@pytest.mark.parametrize(
-    ("busy", "idle", "shared"),
-    [
-        ((670, 685, 694), (0,), True),  # as b11549 shows them, in 2,048 cells: just before they fail together
-        ((303,), (0, 900, 956), True),  # and while it looks for the cells of a prompt
-        ((), (1000, 1049), False),
-        ((5,), (1000, 1048), True),
-    ],
-)
-def test_idle_slots_that_hold_more_than_one_buffer_show_that_none_is_shared(busy, idle, shared):
-    engine = table(*(None for _ in (*busy, *idle)), n_ctx=2048)
-    engine.learn(engine.traits.learned(Known.FAILED, unified=True))
-    views = [(True, held) for held in busy] + [(False, held) for held in idle]
-    slots = [SlotView(slot=SlotId(n), busy=b, task=n, held=held) for n, (b, held) in enumerate(views)]
-    engine.observed(Observed(at=NOW + 0.001, asked=NOW, engine=E, slots=tuple(slots)))
-    assert engine.traits.unified is shared
 
 
 def test_two_concurrent_tasks_prove_nothing_about_the_buffer():
@@ -284,13 +206,3 @@ def test_on_a_shared_engine_an_observation_is_valid_for_a_moment_only():
     assert engine.watch(waiting=True, now=NOW + 2 * STALE) == 0.0
     assert engine.watch(waiting=False, now=NOW + 2 * STALE) is None
     assert engine.open_for_pins(NOW + 61)
-
-
-def test_two_misses_in_a_row_end_the_trust_in_the_prompt_cache():
-    engine = table(A)
-    engine.ram_loaded(hit=False)
-    engine.ram_loaded(hit=True)
-    engine.ram_loaded(hit=False)
-    assert engine.traits.ram_cache
-    engine.ram_loaded(hit=False)
-    assert not engine.traits.ram_cache
