@@ -70,6 +70,7 @@ BOUNDARIES = (
     Boundary(60, BoundaryKind.USER),
     Boundary(130, BoundaryKind.USER),
 )
+COUNTERS = [f"slotkeeper_{name}_tokens_total" for name in ("prompt", "prefill", "oracle")]
 KINDS = ("chat", "messages", "bypass", "own slot", "two copies", "two prompts", "embeddings", "resumable")
 
 
@@ -635,12 +636,13 @@ class PlacementMachine(RuleBasedStateMachine):
         assert sums.prompt_tokens == sum(usage.prompt for usage in self.usages)
         assert sums.client == sum(usage.evaluated for usage in self.usages)
         assert sums.plant == sum(usage.planted for usage in self.usages)
-        read = self.metrics.registry.get_sample_value
+        families = self.metrics.registry.restricted_registry(COUNTERS).collect()
+        read = {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
         for source, name in (("cached", "reused"), ("computed", "computed")):
-            assert read("slotkeeper_prompt_tokens_total", {"source": source}) == getattr(sums, name)
+            assert read["slotkeeper_prompt_tokens_total", source] == getattr(sums, name)
         for purpose in ("client", "plant", "idle"):
-            assert read("slotkeeper_prefill_tokens_total", {"purpose": purpose}) == getattr(sums, purpose)
-        assert read("slotkeeper_oracle_tokens_total") == sums.oracle
+            assert read["slotkeeper_prefill_tokens_total", purpose] == getattr(sums, purpose)
+        assert read[("slotkeeper_oracle_tokens_total",)] == sums.oracle
         if sums.waited is not None:
             assert sums.client + sums.plant >= sums.oracle - sums.prepared
 

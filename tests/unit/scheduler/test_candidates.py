@@ -71,6 +71,18 @@ def test_t6_with_a_unified_buffer_a_request_is_unpinned_if_the_engine_would_load
     assert plan.reuse_plan.reuse == len(A)
 
 
+def test_an_unpinnable_request_waits_while_a_pinned_request_is_being_sent():
+    engine = table(conversation(A), None)
+    engine.move(SlotId(1), SlotState.LAUNCHED, RequestId("r"), NOW)
+    assert choose(engine, A + text(11_900, 400), pinnable=False) is None
+
+
+def test_an_engine_that_is_closed_for_a_moment_is_waited_for():
+    closed, free = table(conversation(A), None), table(None, name="e1")
+    closed.send(RequestId("r"), 1, NOW)
+    assert choose([closed, free], A + text(11_900, 400)).wait
+
+
 # -- alternatives ----------------------------------------------------------------------------------------
 
 

@@ -6,9 +6,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.requests.figures import Counted, Sums, Usage, hit_rate, oracle, usage_of
+from slotkeeper.scheduler.requests.figures import (
+    Answered,
+    Counted,
+    Loss,
+    Lost,
+    Sums,
+    Usage,
+    hit_rate,
+    lost,
+    oracle,
+    usage_of,
+)
 from slotkeeper.scheduler.slots.engine_model import marked
 from slotkeeper.scheduler.state import MOST, Ahead
+from slotkeeper.scheduler.types import Reason
 
 COUNTS = st.integers(0, 5000)
 
@@ -78,6 +90,20 @@ def test_saved_time_is_unknown_until_it_is_known_of_a_request():
     assert (sums.shown()["saved_seconds"], sums.shown()["reused_seconds"]) == (None, None)
     sums.count(Counted(usage=usage, oracle=10, unknown=None, reused_seconds=2.0))
     assert sums.shown()["saved_seconds"] == 1.5
+
+
+def test_a_single_token_is_a_loss():
+    answered = Answered(
+        reason=Reason.COLD,
+        prompt=Tokens(range(1000)),
+        cached=0,
+        predicted=0,
+        base=None,
+        known=1000,
+        restarted=False,
+    )
+    assert lost(answered, 1) == Lost(Loss.OVERWRITTEN, 1)
+    assert lost(answered, 0) is None
 
 
 def test_a_state_computed_ahead_is_found_with_or_without_a_mark():

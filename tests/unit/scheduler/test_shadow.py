@@ -147,6 +147,17 @@ def test_the_prompt_cache_is_bounded_and_drops_the_oldest_entry():
     assert in_ram(engine)[0] == Tokens([5, 5, 5])
 
 
+def test_a_touch_copies_the_idle_slots_and_makes_a_load_into_a_pinned_slot_possible():
+    engine = shadow(A, None)
+    assert engine.plan_reuse(1, A + E).reuse == 0
+    touched = engine.look_touched(1, A + E, [0, 1])
+    assert (touched.reuse, touched.source, touched.touched) == (1000, Source.RAM, True)
+    engine.touch(1, [0])
+    real = engine.plan_reuse(1, A + E)
+    assert (real.reuse, real.source) == (touched.reuse, touched.source)
+    assert engine.slots[0].tokens == A  # the copy is shared, not taken
+
+
 def test_a_touch_does_not_count_on_an_entry_that_it_replaces_itself():
     """The saved state contains the entry and cannot be cut: there is nothing to load."""
     engine = shadow(A, None, memory=Memory.HYBRID)
@@ -156,6 +167,18 @@ def test_a_touch_does_not_count_on_an_entry_that_it_replaces_itself():
     engine.touch(0, [1])
     assert engine.plan_reuse(0, prompt).reuse == 0
     assert in_ram(engine) == [A]
+
+
+def test_the_engine_chooses_the_most_similar_idle_slot_and_the_first_of_equals():
+    assert shadow(C, A, A).engine_choice(A + E, [0, 1, 2]).slot == 1
+    assert shadow(C, A, A).engine_choice(A + E, [0, 2]).slot == 2
+
+
+def test_below_the_similarity_the_least_recently_used_slot_is_chosen_with_save_and_load():
+    engine = shadow(C, C, ram=[A])
+    engine.slots = [state(C, used=5.0), state(C, used=3.0)]
+    reuse_plan = engine.engine_choice(A + E, [0, 1])
+    assert (reuse_plan.slot, reuse_plan.source, reuse_plan.parked) == (1, Source.RAM, True)
 
 
 # -- the end of a task ---------------------------------------------------------------------------------
