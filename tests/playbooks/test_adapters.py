@@ -80,12 +80,6 @@ def asks_adapters() -> Expected:
 # -- the states that a request may use -------------------------------------------------------------------
 
 
-def test_one_adapter_set_works_as_without_adapters():
-    at = play()
-    assert turn(at, "r1", A, ONE, slot=0, reason=Reason.COLD)
-    assert turn(at, "r2", A + MORE, ONE, cached=2000, slot=0, reason=Reason.PREFIX)
-
-
 def test_the_engine_empties_a_slot_if_a_request_names_other_adapters():
     at = play()
     assert turn(at, "r1", A)
@@ -134,19 +128,6 @@ def test_a_request_prefers_a_slot_of_its_own_set():
         prompt = A + Tokens(range(10 * number))
         cached = 2000 if number < 5 else 2000 + 10 * (number - 2)  # the set's turn before
         assert turn(at, f"r{number}", prompt, lora, cached=cached, slot=slot, reason=Reason.PREFIX)
-
-
-def test_other_scales_make_another_adapter_set():
-    at = play()
-    assert turn(at, "r1", A, ONE, slot=0)
-    assert turn(at, "r2", A, ((0, 0.5),), slot=0, reason=Reason.COLD)
-
-
-def test_adapter_ids_that_the_engine_lacks_are_ignored():
-    at = play()
-    assert turn(at, "r1", A)
-    at << arrives("r2", lora=((7, 1.0),)) << knows("r2", A + MORE)
-    assert at >> goes("r2", reason=Reason.PREFIX, strict=False)
 
 
 def test_an_engine_without_adapters_ignores_the_adapters_of_a_request():
@@ -205,12 +186,6 @@ def test_a_slot_gets_the_adapters_of_a_file_before_the_file_is_restored():
     assert at >> plants("r1", 0, Purpose.TOUCH, lora=((0, 1.0), (1, 0.0)))
     assert at << filled() >> restores(0, "s1") << restored() >> goes("r1", reason=Reason.SNAPSHOT)
     assert at << ends("r1", 2100, 2000) >> Expected(object, {}) >> reports("r1", predicted=2000)
-
-
-def test_a_restore_for_a_request_that_names_no_adapters_needs_no_touch():
-    at = play(**NEW_FILES)
-    assert at << snapshots_changed(snapshot("s1", within(A, ONE)), snapshot("s2", within(A)))
-    assert at << arrives("r1") << knows("r1", A + MORE) >> restores(0, "s2") << restored() >> goes("r1")
 
 
 # -- the scales change while the engine runs -------------------------------------------------------------

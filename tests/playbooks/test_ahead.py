@@ -68,13 +68,6 @@ def test_a_slot_is_saved_with_the_prefetched_tokens_because_the_next_prompt_exte
     assert play.wakes() >> saves(0, tokens=NEXT) << saved("next")
 
 
-def test_nothing_is_prefetched_if_the_slot_already_holds_the_start_of_the_next_turn():
-    play = Play()
-    assert one_turn(play, "r1", PROMPT, slot=0, hash_chain=OUTLINE)
-    assert play << follows("r1", PROMPT)
-    assert not play.alarms
-
-
 def test_a_prefetch_restores_a_file_first_if_the_slot_has_fewer_tokens():
     play = Play(**OLD_FILES)
     early, following = snapshot("early", PROMPT.cut(0, 1400)), PROMPT.cut(0, 1500) + HEADER

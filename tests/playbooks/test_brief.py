@@ -25,13 +25,6 @@ def test_a_brief_request_that_continues_a_conversation_goes_to_its_slot():
     )
 
 
-def test_a_brief_request_is_queued_if_all_slots_are_taken():
-    play = Play(n_slots=1)
-    assert play << arrives("r1", brief=True) >> goes("r1", slot=0)
-    assert play << arrives("r2", brief=True)
-    assert play << knows("r1", WORDS) << ends("r1") >> reports("r1") >> goes("r2", slot=0)
-
-
 def test_the_prediction_for_a_client_chosen_slot_uses_the_contents_of_that_slot():
     play = Play()
     assert play << arrives("r1", id_slot=1) >> goes("r1", slot=1, reason=Reason.CLIENT_CHOSE)

@@ -71,13 +71,6 @@ def learned(*, stays):
     return play
 
 
-def test_the_first_request_for_a_model_loads_it():
-    play = swapped()
-    assert play << arrives("r1", model="a") >> loads("a", aside=())
-    assert up(play, "a")
-    assert play << knows("r1", A) >> goes("r1", engine="a", slot=0)
-
-
 def test_a_load_waits_until_the_slots_of_all_models_that_may_leave_are_saved():
     play = swapped("a")
     assert turn(play, "r1", A, model="a")

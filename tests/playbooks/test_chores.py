@@ -142,29 +142,6 @@ def test_a_reply_that_the_next_turn_may_not_begin_with_is_restored_not_computed_
     assert play << filled() >> saves(0, tokens=LAST_PROMPT) << saved("prompt") >> restores(0, "end")
 
 
-def test_a_restored_slot_still_belongs_to_its_conversation():
-    play = saved_and_restored(talked(old()))
-    next_turn = arrives("r2", hash_chain=(*OUTLINE, b"answer", b"more"))
-    assert (
-        play << next_turn
-    )  # the slot has no checkpoints now: only tokens show whether the prompt extends it
-    assert play << knows("r2", TALK + A) >> goes("r2", slot=0, reason=Reason.PREFIX)
-
-
-def test_the_saved_file_reveals_the_tokens_of_an_unknown_reply():
-    play = talked(old(), generated=50)
-    assert play >> saves(0) << saved("end", TALK + REPLY) >> fills(0, Purpose.CUT, tokens=LAST_PROMPT)
-    assert play << filled() >> saves(0) << saved("prompt") >> fills(0, Purpose.CUT) << filled() >> saves(0)
-    assert play << saved("user") >> restores(0, "end") << restored()
-    assert play.table.shadow.slots[0].tokens == TALK + REPLY
-
-
-def test_a_newer_engine_gets_one_file():
-    play = talked(Play(user_start=((USER,),), **NEW_FILES))
-    assert play >> saves(0) << saved("end", checkpoints=(485, 600, 997))
-    assert play.later(300) << sees()
-
-
 def test_with_a_draft_model_four_foreign_tokens_are_added_to_a_newer_engines_file():
     play = Play(user_start=((USER,),), speculative=True, **NEW_FILES)
     assert play << arrives("r1") << knows("r1", TALK) >> goes("r1", slot=0)
@@ -295,27 +272,6 @@ def test_a_prompt_without_messages_is_not_cut_back_at_the_first_pause():
 
 
 # -- a request arrives ---------------------------------------------------------------------------------
-
-
-def test_a_request_waits_for_one_step_of_idle_work_and_then_gets_its_slot():
-    play = talked(old(n_slots=1))
-    assert play >> saves(0)
-    assert play << arrives("r2", hash_chain=(*OUTLINE, b"answer", b"more"))
-    assert play << knows("r2", TALK + A)
-    assert play << saved("end") >> goes("r2", slot=0, reason=Reason.PREFIX)
-
-
-def test_a_request_for_a_slot_that_was_cut_back_restores_it():
-    play = cut_back(talked(old(n_slots=1)))
-    assert play << arrives("r2") << knows("r2", TALK + A)
-    assert play << filled() >> restores(0, "end", request="r2")
-    assert play << restored() >> goes("r2", slot=0)
-
-
-def test_a_request_does_not_wait_for_idle_work_in_another_slot():
-    play = talked(old())
-    assert play >> saves(0)
-    assert play << arrives("r2") << knows("r2", A) >> goes("r2", slot=1)
 
 
 def test_a_request_gets_a_slot_as_soon_as_the_engine_has_written_its_file():

@@ -11,8 +11,6 @@ from playbooks.playbook import (
     Play,
     arrives,
     ends,
-    engine_lost,
-    engine_up,
     filed,
     filled,
     fills,
@@ -82,14 +80,6 @@ def test_a_slot_is_cut_to_where_its_next_turn_continues_and_parked_there():
     assert play.pending("r3").predicted == len(CUT)
 
 
-def test_a_file_that_the_next_turn_cannot_continue_from_does_not_replace_parking():
-    """The next turn could not continue from the tokens of that file."""
-    play = old()
-    assert play << snapshots_changed(snapshot("s0", A + REPLY.cut(0, 199)))
-    assert answered(play)
-    assert play << arrives("r2") << knows("r2", B) >> plants("r2", 0, Purpose.BACK, tokens=CUT)
-
-
 def test_a_slot_is_not_parked_if_a_file_has_the_tokens_where_its_next_turn_continues():
     play = old()
     assert answered(play)
@@ -121,13 +111,6 @@ def test_a_slot_is_cut_to_the_checkpoint_before_the_known_divergence_of_its_next
     assert play << follows("r1", A.cut(0, 1000) + OTHER)
     play << arrives("r2") << knows("r2", B)
     assert play >> plants("r2", 0, Purpose.BACK, tokens=A.cut(0, 501))
-
-
-@pytest.mark.parametrize("kind", [{"memory": "dense", **OLD_FILES}, NEW_FILES])
-def test_a_slot_is_parked_uncut_if_its_file_can_be_cut_after_a_restore(kind):
-    play = old(**kind)
-    assert answered(play)
-    assert play << arrives("r2") << knows("r2", B) >> saves(0, SaveMoment.PARK)
 
 
 def test_the_contents_of_a_slot_are_known_if_the_client_leaves_while_it_is_cut_back():
@@ -213,22 +196,6 @@ def test_in_a_crowd_a_slow_save_does_not_begin_before_the_configured_pause():
     while not play.effects:
         play.wakes()
     assert play.clock - ended > 15 * seconds
-
-
-def test_without_a_crowd_a_slot_is_saved_after_the_configured_pause():
-    play = Play(memory="dense", limits=Limits(pause=2), **NEW_FILES)
-    assert one_turn(play, "r1", A, slot=0)
-    assert one_turn(play, "r2", B, slot=1)
-    ended, seconds = play.clock, play.table.rates.writing.seconds(len(B) * TOKEN_BYTES)
-    while not play.effects:
-        play.wakes()
-    assert play.clock - ended > 15 * seconds
-
-
-def test_a_restarted_engine_is_not_crowded():
-    play = crowded_engine()
-    assert play << engine_lost() << engine_up()
-    assert not play.table.crowded(play.clock)
 
 
 def test_the_next_turn_of_the_same_conversation_does_not_make_a_crowd():
@@ -323,13 +290,6 @@ def test_in_a_crowd_a_slot_is_not_cut_back_while_its_next_turn_may_become_known(
     assert play >> (fills(0, Purpose.CUT, tokens=CUT) if told else saves(0, tokens=A))
 
 
-def test_a_crowd_ends_after_a_second_without_requests():
-    """Then there is time for all idle work."""
-    play = crowded_engine()
-    assert play.table.crowded(play.clock + 0.9)
-    assert not play.table.crowded(play.clock + 1.1)
-
-
 # -- a slot that its conversation left ---------------------------------------------------------------------
 
 
@@ -340,13 +300,6 @@ def test_a_file_with_more_tokens_is_preferred_to_a_slot_with_an_older_turn():
     assert play << snapshots_changed(snapshot("s1", A.cut(0, 2500)))  # its next turns ran elsewhere
     play << arrives("r2", hash_chain=hash_chain) << knows("r2", A)
     assert play >> restores(0, "s1") << restored() >> goes("r2", slot=0, reason=Reason.SNAPSHOT)
-
-
-def test_the_turn_right_after_the_slots_contents_is_sent_without_its_tokens():
-    play = Play(memory="dense", **NEW_FILES)
-    hash_chain = tuple(bytes([n]) for n in range(6))
-    assert one_turn(play, "r1", A.cut(0, 1000), slot=0, hash_chain=hash_chain[:4])
-    assert play << arrives("r2", hash_chain=hash_chain) >> goes("r2", slot=0, reason=Reason.CONTINUES)
 
 
 # -- how likely a conversation returns -------------------------------------------------------------------

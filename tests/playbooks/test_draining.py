@@ -26,7 +26,6 @@ from playbooks.playbook import (
     saved,
     saves,
     sees,
-    snapshots_changed,
     starts,
     unpinned,
 )
@@ -43,16 +42,6 @@ PATIENT = Limits(pause=1000.0, idle_tokens=0)
 
 def two(**more):
     return Play(**{"engines": 2, "memory": "dense", "limits": PATIENT, **NEW_FILES, **more})
-
-
-def test_an_engine_without_work_is_drained_at_once():
-    assert two() << drain("e0") >> drained("e0")
-
-
-def test_a_second_drain_request_is_answered_too():
-    play = two()
-    assert play << drain("e0") >> drained("e0")
-    assert play << drain("e0") >> drained("e0")
 
 
 def test_no_new_request_begins_on_a_drained_engine():
@@ -75,14 +64,6 @@ def test_a_request_whose_slot_is_being_prepared_moves_if_the_engine_is_drained()
     assert play << erased() >> goes("r1", engine="e1")
 
 
-def test_unpinned_requests_avoid_a_drained_engine():
-    play = two()
-    assert play << drain("e0") >> drained("e0")
-    assert play << arrives("r1", bypass=True) >> unpinned("r1", Reason.BYPASS, engine="e1")
-    play << arrives("r2", copies=2, rendered=False)
-    assert play >> unpinned("r2", Reason.UNPINNABLE, engine="e1")
-
-
 def test_a_running_answer_ends_and_its_state_is_saved_before_the_engine_is_drained():
     play = two()
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", engine="e0", slot=0)
@@ -95,15 +76,6 @@ def test_a_running_answer_ends_and_its_state_is_saved_before_the_engine_is_drain
     assert play << restored() >> goes("r2", engine="e1", reason=Reason.SNAPSHOT)
 
 
-def test_idle_slots_are_saved_at_once_when_their_engine_is_drained():
-    play = two()
-    assert play << arrives("r1") << knows("r1", A) >> goes("r1", engine="e0")
-    assert play << starts("r1")
-    assert play << ends("r1", 1000) >> reports("r1")
-    assert play << drain("e0") >> saves(0, place__engine="e0")
-    assert play << saved("a") >> drained("e0")
-
-
 def test_an_engine_whose_drain_ends_gets_requests_again():
     play = two()
     assert play << drain("e0") >> drained("e0")
@@ -113,20 +85,6 @@ def test_an_engine_whose_drain_ends_gets_requests_again():
     assert play << drain("e0", on=False) >> goes("r1", engine="e0")
     assert not play.placement.drained(EngineId("e0"))
     assert play.placement.drained(EngineId("e1"))
-
-
-def test_a_drained_engine_stays_drained_after_a_restart():
-    play = two()
-    assert play << drain("e0") >> drained("e0")
-    assert play << engine_lost("e0")
-    assert play << engine_up("e0") << sees(engine="e0")
-    assert play << arrives("r1") << knows("r1", A) >> goes("r1", engine="e1")
-
-
-def test_an_engine_that_is_down_counts_as_drained():
-    play = two()
-    assert play << engine_lost("e0")
-    assert play << drain("e0") >> drained("e0")
 
 
 def test_a_new_engine_gets_requests_and_a_removed_engine_is_forgotten():
@@ -141,12 +99,6 @@ def test_a_new_engine_gets_requests_and_a_removed_engine_is_forgotten():
     assert play << ends("r1", 1000) >> reports("r1")
     assert play << engine_lost("e2")
     assert play << arrives("r2") >> unpinned("r2", Reason.NO_ENGINE, engine="e2")
-
-
-def test_no_engine_is_reported_as_drained_without_a_drain_request():
-    play = two()
-    assert play << snapshots_changed()
-    assert play.rests()
 
 
 def test_a_router_is_drained_with_all_of_its_models():

@@ -14,7 +14,6 @@ from playbooks.playbook import (
     goes,
     knows,
     leaves,
-    look_failed,
     one_turn,
     planted,
     plants,
@@ -36,12 +35,6 @@ TALK = (b"system", b"hello")
 # -- tokens --------------------------------------------------------------------------------------------
 
 
-def test_a_request_waits_for_its_tokens():
-    play = Play()
-    assert play << arrives("r1")
-    assert play << knows("r1", A) >> goes("r1", slot=0)
-
-
 @pytest.mark.parametrize("rendered", [True, False], ids=["failed", "not possible"])
 def test_a_request_without_tokens_goes_to_the_slot_that_loses_least(rendered):
     play = Play()
@@ -51,19 +44,6 @@ def test_a_request_without_tokens_goes_to_the_slot_that_loses_least(rendered):
         play << knows("r2", None)
     assert play >> goes("r2", slot=1, reason=Reason.UNRENDERED)
     assert play << ends("r2", 400) >> reports("r2", exact=None, predicted=None, oracle=None)
-
-
-def test_the_next_turn_is_sent_without_waiting_for_its_tokens():
-    play = Play()
-    first = arrives("r1", hash_chain=TALK)
-    assert play << first << knows("r1", A) >> goes("r1", slot=0) << ends("r1", 1000) >> reports("r1")
-    assert (
-        play
-        << arrives("r2", hash_chain=(*TALK, b"answer", b"more"))
-        >> goes("r2", slot=0, reason=Reason.CONTINUES)
-    )
-    assert play << knows("r2", A + MORE)
-    assert play << ends("r2", 1200, 1000) >> reports("r2", predicted=1000, exact=True, oracle=200)
 
 
 def test_tokens_that_arrive_after_the_answer_give_one_exact_report():
@@ -82,20 +62,6 @@ def test_tokens_that_arrive_after_the_answer_give_one_exact_report():
     assert (play << sees()).rests()
 
 
-def test_no_request_continues_in_a_slot_that_is_taken():
-    play = Play()
-    first = arrives("r1", hash_chain=TALK)
-    assert play << first << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
-    assert play << arrives("r2", hash_chain=(*TALK, b"answer"))
-    assert play << knows("r2", A + MORE) >> goes("r2", slot=1)
-
-
-def test_a_token_count_that_differs_from_the_engines_is_reported_as_inexact():
-    play = Play()
-    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
-    assert play << ends("r1", 1003) >> reports("r1", exact=False)
-
-
 @pytest.mark.parametrize("late", [knows("r1", A), starts("r1"), planted("r1"), ends("r1"), leaves("r1")])
 def test_events_of_a_request_whose_client_left_change_nothing(late):
     play = Play()
@@ -103,15 +69,6 @@ def test_events_of_a_request_whose_client_left_change_nothing(late):
     assert play << late
     assert play.states == ["draining", "idle"]
     assert (play << sees(contents={0: 512})).rests()
-
-
-def test_a_queued_request_whose_client_leaves_is_forgotten():
-    play = Play(n_slots=1)
-    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
-    assert play << arrives("r2") << leaves("r2") << knows("r2", B)
-    assert play << ends("r1", 1000) >> reports("r1")
-    assert play.placement.queued == 0
-    assert (play << sees()).rests()
 
 
 # -- engines -------------------------------------------------------------------------------------------
@@ -124,18 +81,6 @@ def test_without_an_engine_all_requests_go_to_the_first_engine():
     assert play << knows("r1", A) << ends("r1", 1000) >> reports("r1", reason=Reason.NO_ENGINE)
     assert play << knows("r2", A) << ends("r2", 1000) >> reports("r2", reason=Reason.BYPASS)
     assert not play.placement._state.requests
-
-
-def test_no_request_is_pinned_before_the_first_get_slots():
-    play = Play(up=False)
-    assert play << engine_up()
-    assert play << arrives("r1") << knows("r1", A)
-    assert play << sees(0) >> goes("r1", slot=1)
-
-
-def test_an_engine_without_get_slots_is_used_all_the_same():
-    play = Play(up=False)
-    assert play << engine_up() << arrives("r1") << knows("r1", A) << look_failed() >> goes("r1", slot=0)
 
 
 def test_an_engine_that_other_clients_may_use_is_checked_before_each_pin():
@@ -184,22 +129,6 @@ def test_an_answer_of_a_lost_engine_takes_no_slot_of_the_restarted_engine(end):
     assert play << ends("r2", 1000) >> reports("r2")
 
 
-def test_a_request_in_an_unknown_slot_is_reported_when_the_engine_is_lost():
-    play = Play()
-    assert (
-        play << arrives("r1", bypass=True, rendered=False) >> unpinned("r1", Reason.BYPASS) << ends("r1", 300)
-    )
-    assert play << engine_lost() >> reports("r1", slot=None)
-    assert not play.placement._state.requests
-
-
-def test_an_engine_that_restarted_unnoticed_is_taken_as_empty():
-    play = Play()
-    assert one_turn(play, "r1", A, slot=0)
-    assert play << sees(contents={0: 0, 1: 0})
-    assert play << arrives("r2") << knows("r2", A + MORE) >> goes("r2", reason=Reason.COLD)
-
-
 def planting():
     play = Play(ram_cache=True, memory="dense")
     system = Tokens(range(50_000, 52_000))
@@ -207,15 +136,6 @@ def planting():
     assert play << ends("r1", 3000) >> reports("r1")
     assert play << arrives("r2") << knows("r2", system + B) >> plants("r2", 1, Purpose.TOUCH)
     return play
-
-
-def test_a_failed_plant_does_not_hold_its_request():
-    play = planting()
-    play << planted("r2", None)
-    if not play.effects:
-        play.later(1.0) << sees()
-    assert play >> goes("r2")
-    assert play << ends("r2", 3000, 0) >> reports("r2", usage__planted=0)
 
 
 def test_a_plant_of_a_lost_engine_does_not_reserve_a_slot():
@@ -234,19 +154,6 @@ def test_a_request_fails_open_if_its_engine_is_lost_during_its_plant():
 
 
 # -- several engines -------------------------------------------------------------------------------------
-
-
-def test_a_conversation_stays_on_its_engine():
-    play = Play(engines=2)
-    assert (
-        play
-        << arrives("r1")
-        << knows("r1", A)
-        >> goes("r1", engine="e0")
-        << ends("r1", 1000)
-        >> reports("r1")
-    )
-    assert play << arrives("r2") << knows("r2", A + MORE) >> goes("r2", engine="e0", slot=0)
 
 
 def test_a_conversation_waits_for_its_engine_rather_than_be_computed_on_another():
@@ -354,14 +261,6 @@ def test_a_bypass_that_waits_for_one_model_does_not_delay_a_request_for_another(
     assert play << arrives("b3", "other", model="b") << knows("b3", B)
     assert play << arrives("a1", "other", model="a") << knows("a1", A) >> goes("a1", engine="e0")
     assert play << starts("b1") >> unpinned("b2", Reason.BYPASS)
-
-
-def test_a_request_in_an_unknown_slot_makes_room_for_another_when_it_ends():
-    play = Play(n_slots=1)
-    for request in ("r1", "r2"):
-        play << arrives(request, pinnable=False, rendered=False)
-    assert play >> unpinned("r1", Reason.UNPINNABLE)
-    assert play << ends("r1", 50) >> unpinned("r2", Reason.UNPINNABLE)
 
 
 def test_the_repr_of_placement_shows_engines_slots_and_queue():

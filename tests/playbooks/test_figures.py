@@ -77,11 +77,6 @@ def test_a_prefetched_prompt_that_is_cancelled_at_once_has_an_oracle_of_0():
     assert play << leaves("r2", reached=len(A), cached=len(A)) >> told
 
 
-def test_a_cancelled_request_without_progress_is_not_counted():
-    play = dense()
-    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << leaves("r1")
-
-
 def test_a_plant_that_is_cancelled_with_its_request_counts_as_computed_for_it():
     play = Play(memory="hybrid", n_slots=1, eager_thinning=False)
     assert one_turn(play, "r1", A, slot=0)

@@ -11,8 +11,6 @@ from playbooks.playbook import (
     acts,
     arrives,
     ends,
-    engine_lost,
-    engine_up,
     erased,
     erases,
     filled,
@@ -78,20 +76,6 @@ def test_two_requests_run_at_once_if_their_prompts_and_answers_exactly_fill_the_
     assert asks(play, "r2", B) >> goes("r2")
 
 
-def test_with_one_cell_too_few_the_second_request_waits_for_the_first():
-    play = pool(2197)
-    assert asks(play, "r1", A) >> goes("r1") << starts("r1")
-    assert asks(play, "r2", B) >> pooled("r2", PoolAct.WAITED, cells=1)
-    assert play << ends("r1", 1000, generated=50) >> reports("r1") >> goes("r2")
-
-
-def test_an_equal_prefix_in_two_slots_takes_its_cells_twice():
-    play = pool(2400)
-    assert asks(play, "r1", A) >> goes("r1") << starts("r1")
-    assert asks(play, "r2", A + MORE) >> goes("r2", slot=1) << starts("r2")
-    assert asks(play, "r3", A) >> pooled("r3", PoolAct.WAITED)
-
-
 @pytest.mark.parametrize(
     "traits",
     [
@@ -106,11 +90,6 @@ def test_requests_do_not_wait_for_cells_if_the_engines_slots_share_no_buffer(tra
     assert asks(play, "r1", A) >> goes("r1") << starts("r1")
     if play.traits.n_slots > 1:
         assert asks(play, "r2", B) >> goes("r2")
-
-
-def test_a_prompt_that_fits_in_no_slot_is_sent_and_the_engine_refuses_it():
-    play = pool(900)
-    assert asks(play, "r1", B, 10) >> goes("r1")
 
 
 def test_a_request_that_may_need_the_whole_buffer_runs_alone():
@@ -135,23 +114,11 @@ def test_what_a_request_was_promised_no_longer_counts_once_its_slot_is_free():
     assert in_use(play.placement._state, play.table) == 2000  # a quarter of the buffer
 
 
-def test_a_restarted_engine_has_promised_no_cells():
-    play = pool(8000)
-    assert asks(play, "r1", A, answer_limit=2000) >> goes("r1", slot=0) << starts("r1")
-    play << engine_lost() << engine_up()
-    assert not play.table.promised
-
-
 def test_the_cells_in_use_are_reported():
     play = held(pool(4096), A)
     assert asks(play, "r1", B, 100) >> goes("r1")
     assert play.placement.pool_of(play.table) == {"cells": 4096, "taken": 1000 + 1099}
     assert Play(memory="dense").placement.pool_of(Play(memory="dense").table) is None
-
-
-def test_the_next_turn_of_a_slot_needs_only_cells_for_its_new_tokens():
-    play = held(pool(2300), A, B)
-    assert asks(play, "r1", A + MORE, 100) >> goes("r1", slot=0)
 
 
 def test_a_clients_own_slot_action_needs_no_cells():
@@ -209,13 +176,6 @@ def test_one_large_victim_is_preferred_to_several_small_ones():
     play = held(pool(3400), MORE, A, B)
     asks(play, "r1", C, 500) >> pooled("r1", PoolAct.WAITED)
     assert play >> pooled("r1", PoolAct.ERASED, slot=1) >> fills(1, Purpose.EMPTY) << filled() >> goes("r1")
-
-
-def test_no_slot_is_emptied_if_that_would_not_free_enough_cells():
-    play = held(pool(3300), A)
-    assert asks(play, "r1", B, 1000) >> goes("r1") << starts("r1")
-    assert asks(play, "r2", C, 1000) >> pooled("r2", PoolAct.WAITED)
-    assert play.table.shadow.slots[0] is not None
 
 
 def test_no_second_victim_is_chosen_while_the_first_is_emptied():

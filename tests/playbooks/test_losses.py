@@ -21,11 +21,7 @@ from playbooks.playbook import (
     plants,
     replies,
     reports,
-    restored,
-    restores,
     sees,
-    snapshot,
-    snapshots_changed,
     starts,
     unpinned,
     unsaved,
@@ -33,7 +29,7 @@ from playbooks.playbook import (
 from slotkeeper.scheduler.effects import Forward, Prefill, Purpose, Report, Save
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.requests.figures import Loss, Lost
-from slotkeeper.scheduler.types import Loading, Reason
+from slotkeeper.scheduler.types import Reason
 
 HEAD = Tokens(range(1000))
 ASKS = [Tokens(range(n, n + 1000)) for n in (30_000, 40_000, 50_000, 60_000)]
@@ -44,31 +40,6 @@ MORE = Tokens(range(90_000, 90_100))
 
 def dense(**more):
     return Play(**({"memory": "dense"} | more))
-
-
-# -- nothing is lost -----------------------------------------------------------------------------------
-
-
-def test_the_first_prompt_and_the_next_turn_lose_nothing():
-    play = dense()
-    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
-    assert play << ends("r1", 2000, 0) >> reports("r1", oracle=2000, lost=None)
-    assert play << arrives("r2") << knows("r2", A + MORE) >> goes("r2", slot=0)
-    assert play << ends("r2", 2100, 2000) >> reports("r2", oracle=100, lost=None)
-
-
-def test_the_last_token_that_is_always_computed_is_not_lost():
-    play = dense()
-    assert one_turn(play, "r1", A, slot=0)
-    assert play << arrives("r2") << knows("r2", A) >> goes("r2", slot=0)
-    assert play << ends("r2", 2000, 1999) >> reports("r2", oracle=1, lost=None)
-
-
-def test_no_loss_is_reported_without_the_engines_count():
-    play = dense()
-    assert one_turn(play, "r1", A, slot=0)
-    assert play << arrives("r2") << knows("r2", A) >> goes("r2", slot=0)
-    assert play << ends("r2", 2000, None) >> reports("r2", usage=None, lost=None)
 
 
 # -- each loss -----------------------------------------------------------------------------------------
@@ -82,14 +53,6 @@ def test_an_overwritten_slot_is_reported_as_overwritten():
     assert play << ends("r3", 2000, 0) >> reports("r3", oracle=1, lost=Lost(Loss.OVERWRITTEN, 1999))
 
 
-def test_an_overwrite_that_keeps_a_shared_prefix_loses_only_the_rest():
-    play = dense(n_slots=1)
-    assert one_turn(play, "r1", A, slot=0)
-    assert one_turn(play, "r2", B, slot=0, cached=1000)
-    assert play << arrives("r3") << knows("r3", A) >> goes("r3", slot=0, reason=Reason.PREFIX)
-    assert play << ends("r3", 2000, 1000) >> reports("r3", lost=Lost(Loss.OVERWRITTEN, 999))
-
-
 def test_a_restarted_engine_is_reported_as_restarted():
     play = dense()
     assert one_turn(play, "r1", A, slot=0)
@@ -100,15 +63,6 @@ def test_a_restarted_engine_is_reported_as_restarted():
     assert one_turn(play, "r4", Y, slot=0)  # computed since then, so the number of slots is the reason
     assert play << arrives("r5") << knows("r5", A) >> goes("r5", slot=1, reason=Reason.COLD)
     assert play << ends("r5", 2000, 0) >> reports("r5", lost=Lost(Loss.OVERWRITTEN, 1999))
-
-
-def test_a_restart_is_reported_though_a_later_request_has_the_same_beginning():
-    play = dense(n_slots=1)
-    assert one_turn(play, "r1", A, slot=0)
-    assert play << engine_lost() << engine_up() << sees()
-    assert one_turn(play, "r2", B, slot=0)
-    assert play << arrives("r3") << knows("r3", A) >> goes("r3", slot=0, reason=Reason.PREFIX)
-    assert play << ends("r3", 2000, 1000) >> reports("r3", lost=Lost(Loss.RESTARTED, 999))
 
 
 def test_a_missing_checkpoint_is_reported_as_checkpoint():
@@ -175,25 +129,7 @@ def test_a_request_that_disables_the_cache_is_reported_as_bypassed():
     assert play << ends("r2", 2000, 0) >> reports("r2", predicted=0, lost=Lost(Loss.BYPASSED, 1999))
 
 
-def test_a_bypass_without_known_tokens_reports_no_loss():
-    play = dense()
-    assert one_turn(play, "r1", A, slot=0)
-    assert play << arrives("r2", bypass=True, rendered=False) >> unpinned("r2", Reason.BYPASS) << sees(1)
-    assert play << ends("r2", 2000, 0) >> reports("r2", oracle=None, lost=None)
-
-
 # -- during the steps of a request ---------------------------------------------------------------------
-
-
-def test_a_file_that_cannot_be_restored_does_not_change_the_reported_loss():
-    play = Play(n_slots=1, **NEW_FILES)
-    assert one_turn(play, "r1", A, slot=0)
-    assert play << engine_lost() << engine_up() << sees()
-    play.placement.tables[play.names[0]].no_save_until = play.clock + 1000
-    assert play << snapshots_changed(snapshot("a", A, checkpoints=(1996,)))
-    assert play << arrives("r2") << knows("r2", A + MORE) >> restores(0, "a")
-    assert play << restored(Loading.UNFIT) >> goes("r2", slot=0, reason=Reason.COLD)
-    assert play << ends("r2", 2100, 0) >> reports("r2", lost=Lost(Loss.RESTARTED, 2000))
 
 
 def test_tokens_that_a_cancelled_request_did_not_reach_are_not_lost():

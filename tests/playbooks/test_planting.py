@@ -38,7 +38,6 @@ from slotkeeper.scheduler.prompts.prompt_tree import Branch
 from slotkeeper.scheduler.prompts.tokens import Boundary, BoundaryKind, Tokens
 from slotkeeper.scheduler.rates import LinearTimes
 from slotkeeper.scheduler.requests.pending import Structure
-from slotkeeper.scheduler.slots.slot_contents import HALF_LIFE
 from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.scheduler.types import NO_ROUTER, Reason, SlotId
 
@@ -149,12 +148,6 @@ def test_nothing_is_planted_for_a_prompt_that_the_engine_will_refuse():
     assert play << arrives("r2") << knows("r2", PROMPTS[1]) >> goes("r2", slot=0)
 
 
-def test_nothing_is_planted_if_a_state_can_be_cut_anywhere_and_no_file_is_possible():
-    play = Play(n_slots=1, memory="dense")
-    assert one_turn(play, "r1", PROMPTS[0], slot=0)
-    assert one_turn(play, "r2", PROMPTS[1], slot=0, cached=1000)
-
-
 def test_no_checkpoint_is_planted_if_the_next_task_would_thin_it_out():
     play = Play(n_slots=1, eager_thinning=True)
     assert one_turn(play, "r1", PROMPTS[0], slot=0)
@@ -214,13 +207,6 @@ def test_nothing_is_planted_before_the_first_checkpoint_of_a_thinning_engine_wit
     assert play >> plants("r1", 0, Purpose.PLANT, tokens=(head + ASKS[0]).cut(0, first_plant))
 
 
-def test_an_existing_file_is_not_written_again():
-    play = Play(n_slots=1, **NEW_FILES, **LATER_BUILD)
-    assert play << snapshots_changed(snapshot("head", HEAD + Tokens([1, 2, 3, 4]), checkpoints=(488, 1000)))
-    assert play << arrives("r1") << knows("r1", PROMPTS[0], AT_HEAD) >> restores(0, "head")
-    assert play << restored() >> goes("r1", slot=0)
-
-
 def test_a_head_whose_end_changes_is_not_saved_at_its_end():
     clock = HEAD.cut(0, 900) + OTHER_HEAD.cut(0, 100)
     play = Play(n_slots=1, eager_thinning=True, **OLD_FILES)
@@ -264,16 +250,6 @@ def test_a_request_that_waits_for_a_file_continues_if_the_file_is_not_written(en
         assert play << unsaved() >> goes("r1", slot=0) << starts("r1") >> plants("r2", 1, Purpose.PLANT)
 
 
-def test_a_failed_plant_costs_its_request_nothing_but_time():
-    play = Play(n_slots=2, **LATER_BUILD)
-    assert one_turn(play, "r1", PROMPTS[0], slot=0)
-    assert play.later(2 * HALF_LIFE) << sees()
-    play.placement._state.tree(NO_ROUTER).add(PROMPTS[1])
-    assert play << arrives("r2") << knows("r2", PROMPTS[2]) >> plants("r2", 1, Purpose.PLANT)
-    assert play << planted("r2", None) >> goes("r2", slot=0)
-    assert play << ends("r2", 2000, 0) >> reports("r2", usage__planted=0)
-
-
 def test_the_most_valuable_places_are_planted_and_those_close_to_them_left_out():
     length = 40_000
     prompt = Tokens(range(length))
@@ -305,12 +281,6 @@ def test_with_a_draft_model_foreign_tokens_give_the_file_a_usable_draft_state():
         play >> saves(0, SaveMoment.BOUNDARY) << saved("head", checkpoints=(488, 1000)) >> goes("r1", slot=0)
     )
     assert play << ends("r1", 2000, 1000) >> reports("r1", predicted=1000)
-
-
-def test_nothing_is_planted_for_a_request_that_disables_the_cache():
-    play = Play(n_slots=1, **NEW_FILES, **LATER_BUILD)
-    assert play << arrives("r1", uncached=True) << knows("r1", PROMPTS[0], AT_HEAD) >> goes("r1", slot=0)
-    assert play << ends("r1", 2000, 0) >> reports("r1", predicted=0, usage__planted=0)
 
 
 def test_the_bytes_of_a_file_are_spent_from_the_budget_of_the_hour():

@@ -14,7 +14,6 @@ from playbooks.playbook import (
     filled,
     goes,
     knows,
-    leaves,
     planted,
     plants,
     ranked,
@@ -93,13 +92,6 @@ def test_a_more_urgent_request_is_served_before_earlier_ones():
     assert play << ends("normal", 400) >> reports("normal") >> goes("low", priority=Priority.LOW)
 
 
-def test_equal_priorities_keep_the_order_of_the_queue():
-    play = one_slot()
-    waiting(play, ("first", LOW), ("second", LOW), ("third", LOW))
-    for before, after in (("busy", "first"), ("first", "second"), ("second", "third")):
-        assert play << ends(before, 400) >> reports(before) >> goes(after)
-
-
 def test_the_queue_is_shown_in_the_order_of_service():
     play = one_slot()
     waiting(play, ("low", LOW), ("normal", None), ("high", HIGH))
@@ -169,10 +161,6 @@ def test_a_plant_of_a_low_request_is_divided_and_the_rest_is_part_of_the_last_ba
 @pytest.mark.parametrize("hints", [None, HIGH, SIDE])
 def test_a_long_request_is_not_divided_unless_its_client_marks_it_as_low(hints: RequestHints | None):
     assert asks(one_slot(), "long", LONG, hints) >> goes("long")
-
-
-def test_a_short_low_request_is_not_divided():
-    assert asks(one_slot(), "low", A, LOW) >> goes("low")
 
 
 @pytest.mark.parametrize("more", [{"uncached": True}, {"lora": ((0, 1.0),)}, {"id_slot": 0}, {"copies": 2}])
@@ -284,13 +272,6 @@ def test_a_low_request_that_gave_way_before_its_last_batch_does_not_continue_at_
     assert play >> goes("low", slot=0)
 
 
-def test_a_low_request_does_not_begin_while_a_more_urgent_one_runs():
-    play = Play(limits=CALM, memory="dense")
-    assert asks(play, "short", A) >> goes("short")
-    assert asks(play, "low", LONG, LOW) >> ranked("low", PriorityAct.STOOD_BACK, other="short")
-    assert play << ends("short", 400) >> reports("short") >> piece("low", ENDS[0], slot=1)
-
-
 def test_a_low_request_does_not_continue_while_the_tokens_of_an_urgent_one_are_counted():
     play = one_slot(ram_cache=True)
     begun(play)
@@ -304,14 +285,6 @@ def test_a_low_request_does_not_continue_while_the_tokens_of_an_urgent_one_are_c
     assert play << knows("short", A) >> ranked("short", PriorityAct.WENT_FIRST) >> goes("short")
 
 
-def test_a_low_request_continues_if_the_urgent_one_disconnects():
-    play = one_slot(ram_cache=True)
-    begun(play)
-    assert play << arrives("short")
-    play << filled(ENDS[0]) >> ranked("low", PriorityAct.GAVE_WAY) >> ranked("low", PriorityAct.STOOD_BACK)
-    assert play << leaves("short") >> piece("low", ENDS[1])
-
-
 def test_an_aged_request_begins_beside_a_more_urgent_one_and_does_not_give_way():
     play = Play(limits=CALM, memory="dense")
     assert asks(play, "short", A) >> goes("short") << starts("short")
@@ -320,13 +293,6 @@ def test_an_aged_request_begins_beside_a_more_urgent_one_and_does_not_give_way()
     assert play.wakes() >> ranked("low", PriorityAct.AGED) >> piece("low", ENDS[0], slot=1)
     assert asks(play, "other", B)  # an aged request does not give way
     assert play << filled(ENDS[0]) >> piece("low", ENDS[1], slot=1)
-
-
-def test_a_low_request_does_not_give_way_to_one_of_equal_priority():
-    play = one_slot(ram_cache=True)
-    begun(play)
-    assert asks(play, "other", A, LOW)
-    assert play << filled(ENDS[0]) >> piece("low", ENDS[1])
 
 
 def test_a_request_whose_piece_fails_is_sent_whole():
@@ -369,13 +335,6 @@ def test_a_refusal_has_the_seconds_until_a_slot_is_free():
     assert asks(play, "late", B, by(play, 1.0))
     play.wakes()
     assert following(play, Ranked).retry_after >= 1
-
-
-def test_a_request_that_begins_in_time_is_never_refused():
-    play = one_slot()
-    assert asks(play, "r1", A, by(play, 5.0)) >> goes("r1")
-    play.later(10.0)
-    assert play << ends("r1", 400) >> reports("r1")
 
 
 def test_a_deadline_of_zero_still_allows_counting_the_tokens():

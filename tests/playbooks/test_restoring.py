@@ -70,13 +70,6 @@ def test_a_file_that_saved_few_tokens_is_dropped():
     assert not play.placement.catalog
 
 
-def test_no_file_is_restored_if_a_slot_has_as_many_tokens():
-    play = hybrid()
-    assert one_turn(play, "r1", B, slot=0)
-    assert play << snapshots_changed(snapshot("s2", B), snapshot("s3", B + MORE.cut(0, 40)))
-    assert play << arrives("r2") << knows("r2", B + MORE) >> goes("r2", slot=0, reason=Reason.PREFIX)
-
-
 def test_a_file_is_restored_for_a_branch_that_no_slot_can_be_cut_to():
     """The slot has moved on, and its checkpoint at the fork is gone."""
     play = Play(**NEW_FILES)
@@ -105,14 +98,6 @@ def test_a_useless_file_is_not_restored(useless):
     assert play << arrives("r1") << knows("r1", A + MORE) >> goes("r1", slot=0, reason=Reason.COLD)
 
 
-def test_a_restored_file_is_cut_at_its_checkpoint():
-    play = hybrid()
-    assert play << arrives("r1") << knows("r1", A.cut(0, 4600) + MORE) >> restores(0, "s1")
-    assert play << restored() >> goes("r1")
-    play << ends("r1", 4700, 4484)
-    assert play >> proves("s1", paid=True) >> reports("r1", predicted=4484)
-
-
 def test_checkpoints_that_a_restore_did_not_bring_back_are_not_expected():
     play = hybrid()
     assert play << arrives("r1") << knows("r1", A.cut(0, 4600) + MORE) >> restores(0, "s1")
@@ -122,13 +107,6 @@ def test_checkpoints_that_a_restore_did_not_bring_back_are_not_expected():
 
 
 # -- failed restores -------------------------------------------------------------------------------------
-
-
-def test_a_damaged_file_is_forgotten_and_the_next_best_is_restored():
-    play = hybrid(S1, snapshot("s0", A.cut(0, 3000)))
-    assert play << arrives("r1") << knows("r1", A + MORE) >> restores(0, "s1")
-    assert play << restored(Loading.UNFIT) >> restores(0, "s0") << restored() >> goes("r1", slot=0)
-    assert "s1" not in play.placement.catalog
 
 
 def test_a_file_that_the_engine_refuses_is_not_restored_again_and_the_slot_is_empty():

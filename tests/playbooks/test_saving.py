@@ -54,14 +54,6 @@ def test_a_paused_conversation_is_saved_once():
     assert not play.placement.unsaved(play.clock)
 
 
-def test_new_tokens_are_saved_at_the_next_pause():
-    play = dense()
-    assert one_turn(play, "r1", A, slot=0)
-    assert play.wakes() >> saves(0) << saved("s1")
-    assert one_turn(play, "r2", A + B, slot=0, cached=1000)
-    assert play.wakes() >> saves(0, tokens=A + B) << saved("s2")
-
-
 def test_a_slots_checkpoints_are_those_that_the_engine_wrote_not_those_kept_in_the_file():
     play = Play(**NEW_FILES)
     assert one_turn(play, "r1", A, slot=0)
@@ -121,14 +113,6 @@ def test_a_slow_save_does_not_begin_in_the_short_rests_of_another_client():
     assert play.later(60) << TimerFired(at=0.0) >> saves(0)
 
 
-def test_a_quick_save_begins_in_a_short_rest():
-    play = dense()
-    play.table.rates.writing = LinearTimes(1e12, call_seconds=0.005)
-    assert one_turn(play, "r1", A, slot=0)
-    play.later(0.5) << TimerFired(at=0.0)
-    assert play >> saves(0)
-
-
 def test_a_save_begins_sooner_if_clients_usually_return_just_when_it_is_due():
     """It takes two seconds and would begin after 40, but each request comes after 41."""
     play = dense()
@@ -155,16 +139,6 @@ def test_beside_an_answer_a_slot_is_saved_when_its_loss_would_cost_more_than_the
     assert play.later(2) << sees() >> saves(1)
 
 
-def test_slots_are_saved_one_after_the_other():
-    play = dense()
-    assert one_turn(play, "r1", A, slot=0)
-    assert one_turn(play, "r2", B, slot=1)
-    assert play.later(60) << sees() >> saves(0)
-    assert play.later(60) << sees()
-    assert play << saved("s1") >> saves(1)
-    assert play << saved("s2")
-
-
 def test_after_a_failed_save_the_engine_gets_no_other_save_for_a_minute():
     play = dense()
     assert one_turn(play, "r1", A, slot=0)
@@ -183,15 +157,6 @@ def test_a_save_that_failed_for_its_own_reason_does_not_delay_other_saves():
     assert one_turn(play, "r1", A, slot=0)
     assert one_turn(play, "r2", B, slot=1)
     assert play.later(10) << sees() >> saves(0) << unsaved(lasting=False) >> saves(1) << saved("s2")
-
-
-def test_the_bytes_written_in_an_hour_are_limited():
-    play = dense(limits=Limits(hourly_bytes=1500 * TOKEN_BYTES))
-    assert one_turn(play, "r1", A, slot=0)
-    assert one_turn(play, "r2", B, slot=1)
-    assert play.later(60) << sees() >> saves(0) << saved("s1")
-    assert play.later(1000) << sees()
-    assert play.later(300) << sees() >> saves(1) << saved("s2")  # 500 tokens more after 1200 seconds
 
 
 def test_a_timer_fires_when_the_budget_of_the_hour_allows_the_next_save():
@@ -256,14 +221,6 @@ def test_a_slot_is_not_parked_if_its_contents_are_kept_elsewhere(kept):
         assert play << snapshots_changed(snapshot("s0", LONG))
     play << arrives("r9") << knows("r9", A)
     assert [hasattr(effect, "moment") for effect in play.effects] == [kept == "nowhere"]
-
-
-def test_a_request_continues_if_the_save_before_it_fails():
-    play = dense(n_slots=1)
-    for turn in range(1, 6):
-        assert one_turn(play, f"r{turn}", LONG.cut(0, turn * 2000), slot=0, cached=(turn - 1) * 2000)
-    assert play << arrives("r9") << knows("r9", A) >> saves(0, SaveMoment.PARK)
-    assert play << unsaved() >> goes("r9", slot=0)
 
 
 def test_the_file_and_the_slot_are_kept_if_the_client_leaves_during_the_save():

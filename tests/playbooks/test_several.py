@@ -17,12 +17,10 @@ from playbooks.playbook import (
     leaves,
     plants,
     reports,
-    restored,
     restores,
     saves,
     sees,
     snapshot,
-    snapshots_changed,
     starts,
     written,
 )
@@ -59,28 +57,9 @@ def begins(play: Play, request: str, tokens: Tokens, engine: str, **how) -> bool
     return bool(play << starts(request))
 
 
-def test_a_new_prompt_goes_to_the_faster_engine():
-    assert begins(play_of((100, 50), (1000, 50)), "r1", prompt(1), "e1")
-
-
 def test_the_decode_rate_of_an_engine_counts_as_well_as_its_prefill_rate():
     """1000 prompt tokens are half a second faster; 100 tokens of answer are eight seconds slower."""
     assert begins(play_of((2000, 10), (1000, 50)), "r1", prompt(1), "e1")
-
-
-def test_equal_engines_share_requests():
-    play = play_of((1000, 50), (1000, 50))
-    assert begins(play, "r1", prompt(1), "e0")
-    assert begins(play, "r2", prompt(2), "e1")
-    assert begins(play, "r3", prompt(3), "e0")
-
-
-def test_a_conversation_stays_on_the_engine_that_holds_its_state():
-    play = play_of((1000, 50), (1000, 50))
-    assert begins(play, "r1", prompt(1), "e0")
-    assert begins(play, "r2", prompt(2), "e1")
-    assert play << ends("r2", 1000) >> reports("r2")
-    assert begins(play, "r3", prompt(2) + MORE, "e1", slot=0, reason=Reason.PREFIX)
 
 
 def only(play: Play, request: str, tokens: Tokens, engine: str, other: str, **how) -> bool:
@@ -119,16 +98,6 @@ def test_engines_whose_rates_differ_by_noise_count_as_equally_fast():
         assert n % 2 or all(play << ends(f"r{m}", 1000) >> reports(f"r{m}") for m in (n - 1, n))
 
 
-def test_a_state_is_restored_on_another_engine_from_a_file():
-    """Its slot was given to another conversation; both engines can load the file."""
-    play = play_of((1000, 50), (1000, 50), **NEW_FILES)
-    assert play << snapshots_changed(snapshot("a", prompt(1, 4000)))
-    assert begins(play, "r2", prompt(2, 30_000), "e0")
-    play << arrives("r3") << knows("r3", prompt(1, 4000) + MORE)
-    assert play >> restores(0, "a", place__engine="e1")
-    assert play << restored() >> goes("r3", engine="e1", reason=Reason.SNAPSHOT)
-
-
 def test_between_equal_engines_new_tokens_times_batch_size_decides():
     """An engine with three answers holds a thousand tokens; computing the rest would delay all three."""
     play = play_of((1000, 50), (1000, 50), slots=4)
@@ -150,16 +119,6 @@ def test_a_request_waits_for_a_fast_engine_whose_slot_is_soon_free():
     assert play << arrives("r2") << knows("r2", prompt(2))
     assert play.placement.queued == 1  # three seconds and one, not a hundred
     assert play << ends("r1", 1000) >> reports("r1") >> goes("r2", engine="e1")
-
-
-def test_a_request_goes_to_another_engine_if_the_wait_is_longer_than_predicted():
-    play = play_of((100, 50), (1000, 50), slots=1)
-    assert begins(play, "r1", prompt(1), "e1")
-    assert play << arrives("r2") << knows("r2", prompt(2))
-    assert play.placement.queued == 1
-    while not play.effects:
-        play.wakes()
-    assert play >> goes("r2", engine="e0")
 
 
 def test_queued_requests_count_in_the_price_of_an_engine():

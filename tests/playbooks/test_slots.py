@@ -16,7 +16,6 @@ from playbooks.playbook import (
     leaves,
     look_failed,
     one_turn,
-    replies,
     reports,
     restores,
     sees,
@@ -35,22 +34,6 @@ from slotkeeper.scheduler.types import Reason, RequestId, SlotId
 
 A, B, C = (Tokens(range(n, n + 100)) for n in (1000, 2000, 3000))
 MORE = Tokens(range(50))
-
-
-def test_a_slot_takes_one_request_at_a_time():
-    play = Play(n_slots=1)
-    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0, reason=Reason.COLD)
-    assert play << arrives("r2") << knows("r2", B)
-    assert play << starts("r1")
-    assert play << ends("r1") >> reports("r1", slot=0) >> goes("r2", slot=0)
-
-
-def test_two_requests_take_two_slots():
-    play = Play()
-    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
-    assert play << arrives("r2") << knows("r2", B) >> goes("r2", slot=1)
-    assert play << arrives("r3") << knows("r3", C)
-    assert play.placement.queued == 1
 
 
 # -- one prompt to a batch -------------------------------------------------------------------------------
@@ -72,10 +55,6 @@ def test_a_second_prompt_is_sent_when_the_engine_has_begun_the_first_one():
     assert play
     assert play.placement.waiting("r2") == Waiting(Wait.TURN)
     assert play << starts("r1") >> goes("r2", slot=1)
-
-
-def test_get_slots_also_shows_that_the_engine_has_begun():
-    assert two_at_once() << sees(0) >> goes("r2", slot=1)
 
 
 @pytest.mark.parametrize(("tokens", "waits"), [(55, False), (70, True)])
@@ -135,14 +114,6 @@ def test_a_slot_is_not_reused_while_a_cancelled_prompt_is_still_computed():
     assert play << sees(0)
     assert play.looking
     assert play << sees(contents={0: 64}) >> goes("r2", slot=0)
-
-
-def test_an_observation_from_before_the_client_left_does_not_free_a_slot():
-    play = Play(n_slots=1)
-    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
-    before = play.clock
-    assert play << leaves("r1") << arrives("r2") << knows("r2", B) << sees(asked=before)
-    assert play.states == ["draining"]
 
 
 def test_a_cancelled_request_that_may_not_have_arrived_keeps_its_slot_for_a_moment():
@@ -210,13 +181,6 @@ def test_a_slot_with_a_reply_of_unknown_length_keeps_the_prompts_tokens():
     assert play.rests()
 
 
-def test_only_the_part_of_a_reply_that_the_slot_holds_is_known():
-    play = Play(n_slots=1)
-    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
-    assert play << ends("r1", generated=5) >> reports("r1") << replies("r1", A + MORE)
-    assert play.table.shadow.slots[0].tokens == A + MORE.cut(0, 4)
-
-
 def test_a_client_chosen_slot_number_wraps_and_its_request_waits_for_that_slot():
     play = Play()
     assert play << arrives("r1", id_slot=99, rendered=False) >> goes("r1", slot=1)
@@ -251,21 +215,6 @@ def test_the_contents_of_a_slot_after_a_clients_slot_action_are_known():
     assert play << action("erases") >> goes("erases") << acts("erases", 0)
     assert play.table.shadow.slots[0] is None
     assert play.rests()
-
-
-def test_a_slot_action_changes_no_other_slot():
-    play = Play(n_slots=2, ram_cache=True)
-    assert one_turn(play, "r1", A, slot=0)
-    before = play.table.shadow.slots[0], list(play.table.shadow.ram)
-    assert play << action("a", 1) >> goes("a", slot=1) << acts("a", 0)
-    assert (play.table.shadow.slots[0], list(play.table.shadow.ram)) == before
-
-
-def test_a_queued_slot_action_whose_client_leaves_is_not_sent():
-    play = Play(n_slots=1)
-    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
-    assert play << action("a") << leaves("a")
-    assert play << ends("r1") >> reports("r1")
 
 
 def test_a_slot_action_fails_open_if_no_engine_is_up():
@@ -308,14 +257,6 @@ def test_an_unpinned_request_whose_client_left_is_released_when_its_slot_is_free
     assert [request for request, _ in released(play)] == ["r1"]
 
 
-def test_a_request_that_waits_is_not_at_work_after_its_client_left():
-    play = Play(n_slots=1)
-    play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << arrives("r2") << knows("r2", A)
-    play << leaves("r2")
-    assert not play.placement.works_for(RequestId("r2"))
-    assert released(play) == []
-
-
 @pytest.mark.parametrize("end", [engine_lost(), engine_up()])
 def test_an_engine_that_ends_works_for_no_client_that_left(end):
     play = Play(n_slots=2)
@@ -342,14 +283,6 @@ def test_two_hundred_requests_on_two_slots_are_served_in_fair_order():
     assert first.count("bob") == 50
     assert all(first[n] != first[n + 1] for n in range(99))
     assert [r for r in order if r.startswith("anna")] == [f"anna{n}" for n in range(150)]
-
-
-def test_no_request_is_sent_to_a_slot_with_a_foreign_task():
-    play = Play()
-    assert play << arrives("r0", bypass=True) >> unpinned("r0", Reason.BYPASS) << sees(0, 1)
-    assert play.states == ["running", "foreign"]
-    assert play << arrives("r1") << knows("r1", A)
-    assert play << sees(0, contents={1: 40}) >> goes("r1", slot=1)
 
 
 def test_on_an_engine_with_other_clients_only_a_fresh_observation_frees_a_slot():

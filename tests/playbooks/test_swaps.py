@@ -73,21 +73,6 @@ def next_decision(play):
     return play
 
 
-def test_the_first_request_for_a_model_loads_it():
-    play = routed()
-    assert play << arrives("r1", model="a") >> loads("a")
-    assert play << lists(a="loading")
-    assert play << lists("a")
-    assert play << engine_up("a", model="a") << sees(engine="a")
-    assert play << knows("r1", A) >> goes("r1", engine="a", slot=0)
-
-
-def test_a_request_goes_to_an_engine_of_its_model_only():
-    play = routed("a", "b", most=2)
-    assert turn(play, "r1", A, model="b")
-    assert turn(play, "r2", A, model="a", reason=Reason.COLD)
-
-
 def test_the_same_messages_for_another_model_are_not_a_continuation():
     play = routed("a", "b", most=2)
     chain = (b"tools", b"one")

@@ -56,12 +56,6 @@ def test_a_bypass_waits_for_pinned_requests_to_begin_and_delays_pins_until_its_s
     assert play << sees(0, contents={1: 40}) >> goes("r3", slot=1)
 
 
-def test_a_slot_seen_busy_shows_that_a_pinned_request_began():
-    play = Play()
-    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << bypass("r2")
-    assert play << sees(0) >> unpinned("r2", Reason.BYPASS)
-
-
 def test_a_request_that_disables_the_cache_is_predicted_to_reuse_nothing():
     play = Play()
     play << arrives("r1", pinnable=False, copies=2, uncached=True) << knows("r1", A)
@@ -81,13 +75,6 @@ def test_the_slot_of_an_unpinned_request_is_free_only_if_get_slots_shows_it():
     assert "idle" not in play.states
     assert play << ends("r2", 50) >> reports("r2")
     assert play << sees(contents={0: 50, 1: 40}) >> goes("r3")
-
-
-def test_an_engine_that_names_the_slot_is_believed_at_once():
-    play = Play(n_slots=1)
-    assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS) << sees(0)
-    assert play << ends("r1", 40, slot=0) >> reports("r1", slot=0)
-    assert play.states == ["idle"]
 
 
 def test_two_unpinned_requests_are_not_mistaken_for_one():
@@ -117,19 +104,6 @@ def test_a_request_whose_slot_was_not_seen_is_attributed_by_the_slots_token_coun
     assert play.placement.queued == 1  # nothing is pinned while a slot's contents are unknown
     assert play << sees(contents={1: 320}) >> reports("r1", slot=1) >> goes("r2", slot=0)
     assert play.table.shadow.slots[1].total == 320
-
-
-def test_a_request_that_no_slot_shows_is_reported_without_a_slot():
-    play = Play()
-    assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS)
-    assert play << ends("r1", 300) << sees() >> reports("r1", slot=None)
-    assert play.rests()
-
-
-def test_nothing_is_predicted_for_a_request_in_an_unknown_slot():
-    play = Play()
-    assert play << arrives("r1", bypass=True) >> unpinned("r1", Reason.BYPASS) << knows("r1", A)
-    assert play << ends("r1", 1000, 0) << sees() >> reports("r1", predicted=None, exact=True)
 
 
 def test_an_old_observation_of_an_ended_request_does_not_show_a_foreign_task():
@@ -166,13 +140,6 @@ def test_a_cancelled_request_that_was_not_seen_may_still_begin():
     assert play.later(LINGER) << sees(0)
     assert play.states == ["draining"]
     assert play << sees(contents={0: 30}) >> goes("r2", slot=0)
-
-
-def test_a_cancelled_request_that_never_began_delays_no_other_request():
-    play = Play(n_slots=1)
-    assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS) << leaves("r1")
-    assert play << arrives("r2") << knows("r2", A)
-    assert play.later(LINGER) << sees() >> goes("r2", slot=0)
 
 
 def test_a_request_for_several_answers_waits_for_several_free_slots():
@@ -222,14 +189,6 @@ def messages(request):
 
 def conversation(play, request, prompt, slot):
     assert one_turn(play, request, prompt, slot=slot)
-
-
-def test_a_messages_request_is_left_to_the_engine_if_it_would_choose_the_same_slot():
-    play = Play()
-    conversation(play, "r1", A, 0)
-    assert play << messages("r2") << knows("r2", A + MORE) >> unpinned("r2", Reason.ENGINE_CHOSE)
-    assert play << sees(0)
-    assert play << ends("r2", 1200, 1000) >> reports("r2", slot=0, predicted=1000, oracle=200)
 
 
 def test_a_messages_request_is_steered_if_the_engine_would_overwrite_a_more_valuable_slot():
@@ -308,16 +267,6 @@ def test_a_request_whose_client_leaves_after_the_plant_is_not_sent():
     assert (play << sees(contents={1: 996})).rests()
 
 
-def test_a_failed_plant_delays_its_request_only_until_its_slot_is_free():
-    play = Play(memory="dense")
-    prompt = steered(play)
-    assert play << planted("r2", None)
-    assert play.states == ["idle", "draining"]  # the fate of the plant is not known
-    assert play.later(LINGER) << sees(contents={1: 0}) >> unpinned("r2", Reason.ENGINE_CHOSE)
-    assert play << sees(0)
-    assert play << ends("r2", len(prompt), 400) >> reports("r2", usage__planted=0)
-
-
 # -- the touch (T6) -----------------------------------------------------------------------------------
 
 
@@ -386,19 +335,6 @@ def test_a_ram_cache_that_fails_twice_is_no_longer_expected():
             play >> learns(name="ram_cache", value=False, how=Known.UNFOUND)
         assert play << sees()
     assert not play.table.traits.ram_cache
-
-
-def test_after_a_miss_nothing_is_expected_of_what_the_ram_cache_held():
-    system = Tokens(range(50_000, 52_000))
-    play = Play(ram_cache=True, memory="dense")
-    conversation(play, "r1", system + A, 0)
-    play.table.shadow.slots[1] = None
-    assert play << arrives("r2") << knows("r2", system + B) >> plants("r2", 1, Purpose.TOUCH)
-    assert play << planted("r2") >> goes("r2", slot=1, reason=Reason.RAM_CACHE)
-    play << ends("r2", 3000, 0) >> reports("r2", predicted=2000, usage__cached=0)
-    assert play << sees()
-    play.table.shadow.slots[1] = None
-    assert play << arrives("r3") << knows("r3", system + A + B) >> goes("r3", slot=0, reason=Reason.PREFIX)
 
 
 def test_the_tasks_of_a_request_for_several_answers_are_not_mistaken_for_another_request():
@@ -470,18 +406,6 @@ def test_a_request_deferred_by_the_engine_may_begin_long_after_its_client_left()
     assert play.placement.queued == 1
 
 
-def test_a_prompt_that_waits_in_the_engine_gets_the_next_free_slot():
-    play = Play()
-    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
-    assert play << arrives("r2", copies=2, bypass=True, rendered=False) >> unpinned("r2", Reason.BYPASS)
-    assert play << sees(0, 1)  # one of its prompts; the other waits for a free slot
-    assert play << arrives("r3") << knows("r3", B)
-    assert play << ends("r1", 1000) >> reports("r1")
-    assert play.placement.queued == 1
-    assert play << sees(0, 1)
-    assert "idle" not in play.states
-
-
 def test_a_prompt_that_waits_in_the_engine_may_begin_after_its_client_left():
     play = Play()
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
@@ -514,15 +438,6 @@ def test_a_request_that_ended_before_its_engine_was_known_is_found_in_its_slot_a
     assert play.table.shadow.slots[1].tokens == A
     assert play << replies("r1", A + MORE.cut(0, 1))
     assert play << arrives("r3") << knows("r3", A + MORE) >> goes("r3", slot=1, reason=Reason.PREFIX)
-
-
-def test_tokens_that_are_known_before_the_slot_is_seen_count_too():
-    play = Play(up=False)
-    sent_open(play, "r1", 1000)
-    assert play << engine_up() >> renders("r1") << knows("r1", A)
-    assert play << sees(contents={1: 1000})
-    assert play.table.shadow.slots[1].tokens == A
-    assert play.rests()
 
 
 def test_of_two_turns_in_one_slot_the_last_one_is_there():

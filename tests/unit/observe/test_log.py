@@ -199,7 +199,7 @@ async def test_no_text_of_a_prompt_or_an_answer_is_ever_logged(style, breaks, ca
                             await answer.read()
             fake.broken = dict.fromkeys(("/apply-template", PATHS[Api.CHAT]), 400)
             async with client.post(
-                PATHS[Api.CHAT], json=request_body(Api.CHAT, stream=False, text=WORD)
+                PATHS[Api.CHAT], json=request_body(Api.CHAT, stream=False, text=f"{WORD} " * 100)
             ) as answer:
                 assert WORD in await answer.text(), "the engine's refusal quotes it"
             broken = b'{"messages": [{"role": "user", "content": "' + WORD.encode()

@@ -1,6 +1,8 @@
-"""How many bytes of snapshots a folder may hold by default, from 1 GiB of disk to 4 TiB."""
+"""How many bytes of snapshots a folder may hold by default, and how many are written in an hour."""
 
 from __future__ import annotations
+
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -103,6 +105,23 @@ def test_a_change_is_noticeable_from_a_quarter_on_or_if_few_states_fit():
     few = Budgets(hot=100, cold=0, hourly=100, largest=90)
     assert few.differ(base)
     assert not base.differ(few), "it must not be said again each minute that the two change places"
+
+
+def test_the_budget_of_an_hour_may_be_spent_at_once_and_then_refills():
+    budget = HourlyBudget(3600, left=3600, at=0.0)
+    assert budget.spend(3600, 0.0)
+    assert not budget.spend(1, 0.5)
+    assert budget.spend(100, 100.5)
+
+
+@pytest.mark.parametrize(("size", "seconds"), [(0, 0.0), (3600, 3600.0), (3601, inf), (100, 100.0)])
+def test_the_hourly_budget_says_how_long_a_write_must_wait(size, seconds):
+    budget = HourlyBudget(3600, left=0.0, at=50.0)
+    assert budget.wait(size, 50.0) == seconds
+
+
+def test_without_a_budget_no_write_is_allowed():
+    assert HourlyBudget(0, left=0.0, at=0.0).wait(1, 10_000.0) == inf
 
 
 def test_another_hourly_budget_never_gives_more_than_an_hour_at_once():

@@ -12,7 +12,7 @@ from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.slots.engine_model import Checkpoint, EngineTraits, Memory
 from slotkeeper.scheduler.slots.shadow import EngineShadow
 from slotkeeper.scheduler.slots.slot_contents import SlotContents, Snapshot, SnapshotId
-from slotkeeper.scheduler.slots.table import EngineTable, SlotState
+from slotkeeper.scheduler.slots.table import EngineTable, Maintenance, SlotState
 from slotkeeper.scheduler.snapshots.catalog import Catalog
 from slotkeeper.scheduler.types import EngineId, Reason, RequestId, SlotId
 
@@ -63,6 +63,25 @@ def test_a_title_request_does_not_overwrite_a_long_conversation_while_another_sl
     assert choose(engine, title).slot == 1
 
 
+@pytest.mark.parametrize(("size", "reason"), [(10**8, Reason.SNAPSHOT), (10**9, Reason.RAM_CACHE)])
+def test_with_a_draft_model_a_small_snapshot_is_preferred_to_the_prompt_cache(size, reason):
+    """Of several states of one conversation the engine may load an older one."""
+    files = {
+        "slot_files": True,
+        "fingerprint": "f",
+        "state_version": 4,
+        "files_carry": True,
+        "speculative": True,
+    }
+    long = conversation(SYSTEM + text(10_000, 10_000))
+    engine = table(conversation(A), **files)
+    engine.shadow.ram.append(long)
+    catalog = Catalog()
+    file = Snapshot(id=SnapshotId("s"), fingerprint="f", tokens=long.tokens, size=size)
+    catalog.put(replace(file, checkpoints=(2125, len(long.tokens) - 4)))
+    assert choose(engine, long.tokens + text(70_000, 400), catalog=catalog).reason is reason
+
+
 def test_t6_with_a_unified_buffer_a_request_is_unpinned_if_the_engine_would_load_its_prompt():
     engine = table(None, None, unified=True)
     engine.shadow.ram.append(conversation(A))
@@ -75,6 +94,16 @@ def test_an_unpinnable_request_waits_while_a_pinned_request_is_being_sent():
     engine = table(conversation(A), None)
     engine.move(SlotId(1), SlotState.LAUNCHED, RequestId("r"), NOW)
     assert choose(engine, A + text(11_900, 400), pinnable=False) is None
+
+
+def test_a_slot_that_is_being_saved_is_waited_for_because_its_engine_is_stalled():
+    """The engine computes nothing meanwhile, so a request in another slot would not begin sooner."""
+    now = conversation(A + text(40_000, 100))
+    engine = table(now, conversation(A), ram_cache=False)
+    engine.move(SlotId(0), SlotState.MAINTENANCE, RequestId("chore"), NOW)
+    engine.maintenance[SlotId(0)] = Maintenance(NOW, 0.5, None, stalls=True)
+    plan = choose(engine, now.tokens + text(11_900, 30))
+    assert (plan.slot, plan.wait) == (0, True)
 
 
 def test_an_engine_that_is_closed_for_a_moment_is_waited_for():

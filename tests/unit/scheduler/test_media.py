@@ -14,8 +14,6 @@ from slotkeeper.scheduler.slots.slot_contents import SlotContents, reuse
 A, B = b"a" * 32, b"b" * 32
 TEXT, QUESTION = Tokens(range(1000, 1020)), Tokens(range(2000, 2010))
 
-PARTS = st.lists(st.sampled_from([A, B, None]), max_size=6)
-
 
 def prompt_with(digest: bytes, length: int = 10, *, question: Tokens = QUESTION) -> Tokens:
     return TEXT + Tokens.image(digest, length) + question

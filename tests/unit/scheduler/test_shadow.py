@@ -97,6 +97,13 @@ def test_an_erased_slot_is_empty_and_nothing_is_saved():
 # -- copies made by tasks ------------------------------------------------------------------------------
 
 
+def test_t6_unified_slots_are_emptied_by_a_task_in_another_slot():
+    engine = shadow(A, C, None, unified=True)
+    engine.launch(engine.plan_reuse(2, E), [0, 1])
+    assert in_ram(engine) == [A, C]
+    assert engine.slots[:2] == [None, None]
+
+
 @pytest.mark.parametrize("off", [{"idle_copy": False}, {"ram_cache": False}])
 def test_without_idle_copies_a_launch_copies_nothing(off):
     engine = shadow(A, None, unified=True, **off)

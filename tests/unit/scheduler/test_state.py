@@ -8,11 +8,10 @@ from slotkeeper.scheduler.placement import TAKE_IN, Placement
 from slotkeeper.scheduler.policies.adapters import Adapter
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.slots.engine_model import EngineTraits, user_starts
-from slotkeeper.scheduler.slots.table import Maintenance, Orphan, SlotState
+from slotkeeper.scheduler.slots.table import EngineTable, Maintenance, Orphan, SlotState
 from slotkeeper.scheduler.types import EngineId, Place, RequestId, SlotId
 
 E = EngineId("http://e0")
-R = RequestId("r1")
 
 
 @pytest.mark.parametrize("kind", get_args(Event))
@@ -32,10 +31,8 @@ def test_a_place_is_written_as_engine_and_slot():
     assert str(Place(E, SlotId(3))) == "http://e0#3"
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_a_scene_has_what_each_engine_is_open_for(seed):
-    """It is found with fewer questions, because each answer follows from the one before it."""
-    chance, now = Random(seed), 100.0
+def some_engine(chance: Random, now: float) -> tuple[Placement, EngineTable]:
+    """Return a scheduler with one engine, whose slots may be in any state."""
     adapters = (Adapter("a", 1.0),) if chance.random() < 0.2 else ()
     placement = Placement()
     placement.on(EngineUp(at=90.0, engine=EngineId("e0"), traits=EngineTraits(n_slots=3, adapters=adapters)))
@@ -52,12 +49,13 @@ def test_a_scene_has_what_each_engine_is_open_for(seed):
         table.send(RequestId("r1"), chance.randint(1, 3), now, alone=chance.random() < 0.2)
     if chance.random() < 0.2:
         table.orphans.append(Orphan(RequestId("r2"), chance.choice([None, 5]), now))
-    assert placement._state.scene(now) == (
-        (
-            table.moves,
-            table.open_for_pins(now),
-            table.open_for_unpinned(now),
-            table.open_for_anything(now),
-            table.overdue(now),
-        ),
-    )
+    return placement, table
+
+
+def test_a_scene_has_what_each_engine_is_open_for():
+    """It is found with fewer questions, because each answer follows from the one before it."""
+    for seed in range(300):
+        now = 100.0
+        placement, table = some_engine(Random(seed), now)
+        is_open = (table.open_for_pins(now), table.open_for_unpinned(now), table.open_for_anything(now))
+        assert placement._state.scene(now) == ((table.moves, *is_open, table.overdue(now)),), seed

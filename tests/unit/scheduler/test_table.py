@@ -4,7 +4,7 @@ import pytest
 
 from slotkeeper.scheduler.events import Observed
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.engine_model import EngineTraits
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Known
 from slotkeeper.scheduler.slots.shadow import EngineShadow
 from slotkeeper.scheduler.slots.slot_contents import SlotContents
 from slotkeeper.scheduler.slots.table import (
@@ -134,6 +134,24 @@ def test_a_slot_that_survives_another_task_shows_that_the_engine_is_not_unified(
     assert not engine.traits.unified
 
 
+@pytest.mark.parametrize(
+    ("busy", "idle", "shared"),
+    [
+        ((670, 685, 694), (0,), True),  # as b11549 shows them, in 2,048 cells: just before they fail together
+        ((303,), (0, 900, 956), True),  # and while it looks for the cells of a prompt
+        ((), (1000, 1049), False),
+        ((5,), (1000, 1048), True),
+    ],
+)
+def test_idle_slots_that_hold_more_than_one_buffer_show_that_none_is_shared(busy, idle, shared):
+    engine = table(*(None for _ in (*busy, *idle)), n_ctx=2048)
+    engine.learn(engine.traits.learned(Known.FAILED, unified=True))
+    views = [(True, held) for held in busy] + [(False, held) for held in idle]
+    slots = [SlotView(slot=SlotId(n), busy=b, task=n, held=held) for n, (b, held) in enumerate(views)]
+    engine.observed(Observed(at=NOW + 0.001, asked=NOW, engine=E, slots=tuple(slots)))
+    assert engine.traits.unified is shared
+
+
 def test_two_concurrent_tasks_prove_nothing_about_the_buffer():
     engine = table(A, B)
     engine.move(SlotId(0), LAUNCHED, R1, NOW - 4)
@@ -206,3 +224,13 @@ def test_on_a_shared_engine_an_observation_is_valid_for_a_moment_only():
     assert engine.watch(waiting=True, now=NOW + 2 * STALE) == 0.0
     assert engine.watch(waiting=False, now=NOW + 2 * STALE) is None
     assert engine.open_for_pins(NOW + 61)
+
+
+def test_two_misses_in_a_row_end_the_trust_in_the_prompt_cache():
+    engine = table(A)
+    engine.ram_loaded(hit=False)
+    engine.ram_loaded(hit=True)
+    engine.ram_loaded(hit=False)
+    assert engine.traits.ram_cache
+    engine.ram_loaded(hit=False)
+    assert not engine.traits.ram_cache
