@@ -19,152 +19,61 @@ from slotkeeper.conversation.rules.moving import (
     Moving,
     WorkingDirectory,
 )
+from unit.conversation.preambles import AIDER, CLIENTS, KIMI, OPENCODE, PI
 from unit.conversation.rules.scenes import scene
 from unit.conversation.rules.sessions import Session, noted
 
 Doc = dict[str, Any]
 
-OPENCODE = (
-    "You are opencode.\n<env>\n  Working directory: /srv/shop\n  Today's date: {}\n</env>\n"
-    "Instructions from: /srv/shop/AGENTS.md\n# House rules\n{}\nSkills provide specialized instructions.\n"
-)
-PI = (
-    "You are pi.\n\nProject-specific instructions and guidelines:\n\n## /srv/shop/AGENTS.md\n\n"
-    "# House rules\n{}\n\n\nCurrent date: {}\nCurrent working directory: /srv/shop"
-)
-CONTINUE = (
-    "You are in the CLI.\n<env>\nPlatform: linux\nToday's date: {}\n</env>\n"
-    '<context name="gitStatus">This is the git status at the start of the conversation.\n\n{}\n</context>\n'
-)
-VIBE = (
-    "You are Mistral Vibe.\nToday's date is {}.\n\n## Rules\n\ngitContext: This is Git repository metadata.\n"
-    "Current branch: {}\nMain branch (you will usually use this for PRs): main\nRecent commits:\n"
-    "0a1b2c3 Tidy up\n\nBe sure to adhere."
-)
-QWEN = (
-    "You are Qwen.\n```text\ngit: Current branch: main\ngit: Status:\n{}git: Recent commits:\n```\n\n# Notes"
-)
-KIMI = (
-    "You are Kimi.\n\nThe current date and time in ISO format is `{}`. This is only a reference.\n\n"
-    "The directory listing of current working directory is:\n\n```\n{}└── README.md\n```\n\nUse this.\n"
-)
-CLINE = (
-    "<env>\n1. Platform: linux\n2. Date: {}\n3. IDE: Terminal Shell\n4. Working Directory: {}\n</env>\n\nGo."
-)
-AIDER = (
-    "You are an expert.\n- Platform: Linux-6.12\n- Shell: SHELL=/bin/bash\n- Current date: {}\n- In git.\n"
-)
-CLAUDE = (
-    "You are Claude Code.\n<env>\nWorking directory: /srv/shop\nToday's date: 2026-11-21\n</env>\n\n"
-    "gitStatus: This is the git status at the start of the conversation.\nCurrent branch: main\n\n"
-    "Status:\n{}\n\nRecent commits:\n0a1b2c3 Tidy up"
-)
-
-# client, rule, first and later system text, text of the note
+FROM_FILE = "Instructions from: /srv/shop/AGENTS.md\n"
+ISO = "The current date and time in ISO format is "
+PROJECT = "Project-specific instructions and guidelines:\n\n## /srv/shop/AGENTS.md\n\n# House rules\n\n"
+# client, rule, a part of its system text, and what stands there later
 CHANGES = [
-    (
-        "opencode",
-        Date(),
-        OPENCODE.format("Sat Nov 21 2026", "- Test.\n"),
-        OPENCODE.format("Sun Nov 22 2026", "- Test.\n"),
-        "Today's date: Sun Nov 22 2026",
-    ),
-    (
-        "opencode",
-        MemoryFile(),
-        OPENCODE.format("Sat Nov 21 2026", "- Test.\n"),
-        OPENCODE.format("Sat Nov 21 2026", "- Test.\n- Use csv.\n"),
-        "Instructions from: /srv/shop/AGENTS.md\n# House rules\n- Test.\n- Use csv.",
-    ),
-    (
-        "pi",
-        Date(),
-        PI.format("- Test.", "2026-11-21"),
-        PI.format("- Test.", "2026-11-22"),
-        "Current date: 2026-11-22",
-    ),
-    (
-        "pi",
-        MemoryFile(),
-        PI.format("- Test.", "2026-11-21"),
-        PI.format("- Test.\n- Use csv.", "2026-11-21"),
-        (
-            "Project-specific instructions and guidelines:\n\n## /srv/shop/AGENTS.md\n\n"
-            "# House rules\n- Test.\n- Use csv."
-        ),
-    ),
-    (
-        "continue",
-        Date(),
-        CONTINUE.format("2026-11-21", "Working tree clean"),
-        CONTINUE.format("2026-11-22", "Working tree clean"),
-        "Today's date: 2026-11-22",
-    ),
+    ("opencode", Date(), "Today's date: Sat Nov 21 2026", "Today's date: Sun Nov 22 2026"),
+    ("opencode", MemoryFile(), f"{FROM_FILE}# House rules", f"{FROM_FILE}# New rules"),
+    ("pi", Date(), "Current date: 2026-11-21", "Current date: 2026-11-22"),
+    ("pi", MemoryFile(), f"{PROJECT}- Write tests.", f"{PROJECT}- Write tests.\n- Use csv."),
+    ("continue", Date(), "Today's date: 2026-11-21", "Today's date: 2026-11-22"),
     (
         "continue",
         GitStatus(),
-        CONTINUE.format("2026-11-21", "Working tree clean"),
-        CONTINUE.format("2026-11-21", "M shop/cart.py"),
-        "start of the conversation.\n\nM shop/cart.py\n</context>",
+        "Note this.\n\nM shop/cart.py\n</context>",
+        "Note this.\n\n(clean)\n</context>",
     ),
-    (
-        "mistral-vibe",
-        Date(),
-        VIBE.format("2026-11-21 (Saturday)", "main"),
-        VIBE.format("2026-11-22 (Sunday)", "main"),
-        "Today's date is 2026-11-22 (Sunday)",
-    ),
-    (
-        "mistral-vibe",
-        GitStatus(),
-        VIBE.format("2026-11-21 (Saturday)", "main"),
-        VIBE.format("2026-11-21 (Saturday)", "fix-cart"),
-        "Current branch: fix-cart",
-    ),
+    ("mistral-vibe", Date(), "Today's date is 2026-11-21 (Saturday)", "Today's date is 2026-11-22 (Sunday)"),
+    ("mistral-vibe", GitStatus(), "Current branch: main", "Current branch: fix-cart"),
     (
         "qwen-code",
         GitStatus(),
-        QWEN.format("git: (clean)\n"),
-        QWEN.format("git: M shop/cart.py\ngit: ?? new.py\n"),
-        "git: Status:\ngit: M shop/cart.py\ngit: ?? new.py",
+        "git: Status:\ngit: M shop/cart.py",
+        "git: Status:\ngit: (clean)\ngit: ?? new.py",
     ),
     (
         "kimi-cli",
         Clock(),
-        KIMI.format("2026-11-21T08:15:30.250000+00:00", ""),
-        KIMI.format("2026-11-21T08:16:00.500000+00:00", ""),
-        "The current date and time in ISO format is `2026-11-21T08:16:00.500000+00:00`",
+        f"{ISO}`2026-11-21T08:15:30.250000+00:00`",
+        f"{ISO}`2026-11-21T08:16:00.500000+00:00`",
     ),
-    (
-        "kimi-cli",
-        Environment(),
-        KIMI.format("2026-11-21T08:15:30.250000+00:00", ""),
-        KIMI.format("2026-11-21T08:15:30.250000+00:00", "├── new.py\n"),
-        "```\n├── new.py\n└── README.md\n```",
-    ),
-    (
-        "cline",
-        Date(),
-        CLINE.format("11/21/2026", "/srv/shop"),
-        CLINE.format("11/22/2026", "/srv/shop"),
-        "Date: 11/22/2026",
-    ),
-    (
-        "cline",
-        WorkingDirectory(),
-        CLINE.format("11/21/2026", "/srv/shop"),
-        CLINE.format("11/21/2026", "/srv/other"),
-        "Working Directory: /srv/other",
-    ),
-    ("aider", Date(), AIDER.format("2026-11-21"), AIDER.format("2026-11-22"), "Current date: 2026-11-22"),
-    (
-        "claude-code",
-        GitStatus(),
-        CLAUDE.format("M shop/cart.py"),
-        CLAUDE.format("(clean)"),
-        "Status:\n(clean)\n\nRecent commits:\n0a1b2c3 Tidy up",
-    ),
+    ("kimi-cli", Environment(), "```\n├── shop/\n└── README.md\n```", "```\n├── new.py\n└── README.md\n```"),
+    ("cline", Date(), "Date: 11/21/2026", "Date: 11/22/2026"),
+    ("cline", WorkingDirectory(), "Working Directory: /srv/shop", "Working Directory: /srv/other"),
+    ("aider", Date(), "Current date: 2026-11-21", "Current date: 2026-11-22"),
+    ("claude-code", GitStatus(), "Status:\nM shop/cart.py\n?? shop/new.py", "Status:\n(clean)"),
 ]
+RULES = [rule() for rule in Moving.__subclasses__()]
+
+
+def pi(day: str = "2026-11-21", more: str = "") -> str:
+    return PI.replace("2026-11-21", day).replace("- Write tests.", f"- Write tests.{more}")
+
+
+def aider(day: str) -> str:
+    return AIDER.replace("2026-11-21", day)
+
+
+def kimi(second: str) -> str:
+    return KIMI.replace("30.250000", second)
 
 
 def chat(system: str, *behind: Doc) -> Doc:
@@ -185,39 +94,39 @@ def newest(doc: Doc) -> str:
 
 
 @pytest.mark.parametrize(
-    ("rule", "first", "later", "noted_text"),
-    [change[1:] for change in CHANGES],
-    ids=[f"{client}-{rule.name}" for client, rule, *_ in CHANGES],
+    ("client", "rule", "was", "now"), CHANGES, ids=[f"{client}-{rule.name}" for client, rule, *_ in CHANGES]
 )
 def test_a_changed_fact_keeps_its_first_value_and_the_newest_message_notes_the_new_one(
-    rule, first, later, noted_text
+    client, rule, was, now
 ):
-    session = Session([rule])
-    body = chat(first)
+    text = CLIENTS[client]
+    assert was in text
+    session, body, later = Session([rule]), chat(text), chat(text.replace(was, now), *turn("And the till."))
     assert session.send(body).doc is body
-    after = session.send(chat(later, *turn("And the till."))).doc
-    assert system_of(after) == first
+    after = session.send(later).doc
+    assert system_of(after) == text
     assert newest(after).startswith("And the till.\n\n<system-reminder>\n")
     (note,) = noted(newest(after))
-    assert noted_text in note
-    assert after["messages"][1:-1] == chat(later, *turn("And the till."))["messages"][1:-1]
+    assert now in note
+    assert after["messages"][1:-1] == later["messages"][1:-1]
 
 
-@pytest.mark.parametrize("client_rule", [change[1] for change in CHANGES], ids=lambda rule: rule.name)
-def test_each_rule_leaves_other_facts_alone(client_rule):
-    later = PI.format("- Test.\n- Use csv.", "2026-11-22")
-    after = Session([client_rule])
-    after.send(chat(PI.format("- Test.", "2026-11-21")))
-    outcome = after.send(chat(later, *turn("Next.")))
-    others = {Date: "- Use csv.", MemoryFile: "2026-11-22"}
-    assert others.get(type(client_rule), "2026-11-22") in system_of(outcome.doc)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_each_rule_leaves_other_facts_alone(rule):
+    session = Session([rule])
+    session.send(chat(pi()))
+    after = system_of(session.send(chat(pi("2026-11-22", "\n- Use csv."), *turn("Next."))).doc)
+    assert after == pi(
+        "2026-11-21" if rule.name == "date" else "2026-11-22",
+        "" if rule.name == "memory_file" else "\n- Use csv.",
+    )
 
 
 def test_facts_of_several_rules_share_one_note():
     session = Session([Date(), MemoryFile(), GitStatus()])
-    session.send(chat(PI.format("- Test.", "2026-11-21")))
-    after = session.send(chat(PI.format("- Test.\n- Use csv.", "2026-11-22"), *turn("Next."))).doc
-    assert system_of(after) == PI.format("- Test.", "2026-11-21")
+    session.send(chat(pi()))
+    after = session.send(chat(pi("2026-11-22", "\n- Use csv."), *turn("Next."))).doc
+    assert system_of(after) == pi()
     (note,) = noted(newest(after))
     assert "Current date: 2026-11-22" in note
     assert "- Use csv." in note
@@ -225,8 +134,8 @@ def test_facts_of_several_rules_share_one_note():
 
 def test_a_moved_fact_is_noted_once_and_the_note_stays():
     session = Session([Date()])
-    session.send(chat(AIDER.format("2026-11-21")))
-    system = AIDER.format("2026-11-22")
+    session.send(chat(aider("2026-11-21")))
+    system = aider("2026-11-22")
     session.send(chat(system, *turn("Next.")))
     after = session.send(chat(system, *turn("Next."), *turn("More."))).doc
     assert [len(noted(message["content"])) for message in after["messages"]] == [0, 0, 0, 1, 0, 0]
@@ -240,8 +149,8 @@ def test_each_change_is_noted_and_so_is_a_change_back_to_the_first_value():
         ["2026-11-21", "2026-11-22", "2026-11-22", "2026-11-23", "2026-11-21", "2026-11-21"]
     ):
         turns = (*turns, *turn(f"Turn {n}."))
-        after = session.send(chat(AIDER.format(day), *turns)).doc
-        assert system_of(after) == AIDER.format("2026-11-21")
+        after = session.send(chat(aider(day), *turns)).doc
+        assert system_of(after) == aider("2026-11-21")
         told.append([note[-10:] for note in noted(newest(after))])
     assert told == [[], ["2026-11-22"], [], ["2026-11-23"], ["2026-11-21"], []]
     assert sum(len(noted(message["content"])) for message in after["messages"]) == 3
@@ -255,15 +164,15 @@ def test_in_a_tool_loop_a_change_is_noted_behind_the_newest_result():
     }
     result = {"role": "tool", "tool_call_id": "c1", "content": "import os"}
     session = Session([Clock()])
-    session.send(chat(KIMI.format("2026-11-21T03:40:20+00:00", "")))
-    after = session.send(chat(KIMI.format("2026-11-21T03:40:29+00:00", ""), called, result)).doc
+    session.send(chat(kimi("20")))
+    after = session.send(chat(kimi("29"), called, result)).doc
     assert after["messages"][1]["content"] == "Fix the cart."
     assert len(noted(after["messages"][3]["content"])) == 1
 
 
 def test_anthropic_system_blocks_are_restored_one_by_one():
     def body(date: str, *behind: Doc) -> Doc:
-        blocks = [{"type": "text", "text": text} for text in ("You are Claude Code.", AIDER.format(date))]
+        blocks = [{"type": "text", "text": text} for text in ("You are Claude Code.", aider(date))]
         return {"system": blocks, "messages": [{"role": "user", "content": "Fix it."}, *behind]}
 
     session = Session([Date()], Api.MESSAGES)
@@ -326,14 +235,14 @@ def changes(rule: Moving, now: Doc, sent: Doc | None) -> list[Edit | Fact]:
     return [*rule.changes(scene(now, sent))]
 
 
-@pytest.mark.parametrize("rule", [change[1] for change in CHANGES], ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_a_new_conversation_is_not_edited(rule):
-    assert changes(rule, chat(OPENCODE.format("Sat Nov 21 2026", "")), None) == []
+    assert changes(rule, chat(OPENCODE), None) == []
 
 
 def test_nothing_is_restored_if_the_system_text_changed_otherwise():
-    later = "You are somebody else.\n" + AIDER.format("2026-11-22")
-    assert changes(Date(), chat(later, *turn("Next.")), chat(AIDER.format("2026-11-21"))) == []
+    later = "You are somebody else.\n" + aider("2026-11-22")
+    assert changes(Date(), chat(later, *turn("Next.")), chat(aider("2026-11-21"))) == []
 
 
 def test_an_added_memory_file_is_not_moved():
@@ -353,7 +262,5 @@ def test_a_date_that_a_user_types_is_not_edited():
 
 
 def test_nothing_is_moved_if_there_is_no_user_message():
-    first, later = (
-        {"messages": chat(AIDER.format(day))["messages"][:1]} for day in ("2026-11-21", "2026-11-22")
-    )
+    first, later = ({"messages": chat(aider(day))["messages"][:1]} for day in ("2026-11-21", "2026-11-22"))
     assert changes(Date(), later, first) == []
