@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 
 import pytest
 
@@ -53,27 +54,30 @@ GOES_ON = {RequestKind.TOOL_ROUND_TRIP, RequestKind.MAIN_TURN}
 pytestmark = recorded.needed
 
 
+@cache
 def explained(path):
-    """Return the report on each request of one session."""
-    book = Conversations()
+    """Return kind and cause of each request of one session; the cause only of those that cost tokens."""
+    book, found = Conversations(), []
     for entry in merged([read(path)]):
         layout = laid_out(entry)
         if layout is not None:
             who = Who(entry.client, named(entry.headers, entry.body or {}))
             match = book.find(who, layout)
-            yield explain(match, layout)
+            report = explain(match, layout)
+            found.append((report.kind, report.cause if costs(report) else None))
             book.saw(match, who, received=layout, sent=layout, notes={}, noted={}, now=entry.at)
+    return found
 
 
 @pytest.mark.parametrize("path", recorded.sessions(), ids=recorded.name)
 def test_every_rewrite_has_its_cause(path):
-    found = Counter(one.cause.value for one in explained(path) if costs(one) and one.cause)
+    found = Counter(cause.value for _, cause in explained(path) if cause)
     assert found == CAUSES.get(recorded.name(path), {})
 
 
 @pytest.mark.parametrize("path", recorded.sessions(), ids=recorded.name)
 def test_every_request_has_its_kind(path):
-    found = Counter(one.kind.value for one in explained(path) if one.kind not in GOES_ON)
+    found = Counter(kind.value for kind, _ in explained(path) if kind not in GOES_ON)
     expected = KINDS.get(recorded.name(path))
     if expected is None:  # one conversation, or one with a title before it
         found.subtract({"rewrite": found["rewrite"], "side": found["side"]})
@@ -84,9 +88,7 @@ def test_every_request_has_its_kind(path):
 def test_sessions_of_one_client_are_distinguished_when_read_together():
     """Sessions of one client that ran the same task in many folders do not become one."""
     report = examined([read(path) for path in recorded.sessions()])
-    apart = Counter[str]()
-    for path in recorded.sessions():
-        apart.update(one.kind.value for one in explained(path))
+    apart = Counter(kind.value for path in recorded.sessions() for kind, _ in explained(path))
     together = Counter[str]()
     for session in report.sessions:
         together.update(session.kinds)
