@@ -20,61 +20,50 @@ def agent(**given: Any) -> dict[str, Any]:
     return {"nvext": {"agent_hints": given}}
 
 
-def test_a_body_without_hints_gives_neutral_hints():
-    assert in_body(Api.CHAT, {"messages": []}) == NO_HINTS
-    assert NO_HINTS.neutral
-
-
 @pytest.mark.parametrize(
-    ("given", "priority"),
+    ("doc", "priority", "said_by"),
     [
-        ({"priority": 5}, HIGH),
-        ({"priority": 0}, NORMAL),
-        ({"priority": -1}, LOW),
-        ({"strict_priority": 1}, HIGH),
-        ({"latency_sensitivity": 1.2}, HIGH),
-        ({"latency_sensitivity": 0.0, "priority": -1}, LOW),
+        (agent(priority=5), HIGH, SaidBy.AGENT_HINTS),
+        (agent(priority=0), NORMAL, SaidBy.AGENT_HINTS),
+        (agent(priority=-1), LOW, SaidBy.AGENT_HINTS),
+        (agent(strict_priority=1), HIGH, SaidBy.AGENT_HINTS),
+        (agent(latency_sensitivity=1.2), HIGH, SaidBy.AGENT_HINTS),
+        (agent(latency_sensitivity=0.0, priority=-1), LOW, SaidBy.AGENT_HINTS),
+        ({"service_tier": "priority"}, HIGH, SaidBy.BODY),
+        ({"service_tier": "flex"}, LOW, SaidBy.BODY),
+        ({"priority": -1}, HIGH, SaidBy.BODY),
+        ({"priority": 10}, LOW, SaidBy.BODY),
+        ({"priority": 0}, NORMAL, SaidBy.BODY),
     ],
 )
-def test_agent_hints_set_the_priority(given: dict[str, Any], priority: Priority):
-    found = in_body(Api.MESSAGES, agent(**given))
-    assert (found.priority, found.said_by) == (priority, SaidBy.AGENT_HINTS)
-
-
-@pytest.mark.parametrize(
-    ("doc", "priority"),
-    [
-        ({"service_tier": "priority"}, HIGH),
-        ({"service_tier": "flex"}, LOW),
-        ({"priority": -1}, HIGH),
-        ({"priority": 10}, LOW),
-        ({"priority": 0}, NORMAL),
-    ],
-)
-def test_service_tier_and_vllm_priority_fields_set_the_priority(doc: dict[str, Any], priority: Priority):
+def test_hints_of_agents_service_tiers_and_vllms_priority_set_the_priority(
+    doc: dict[str, Any], priority: Priority, said_by: SaidBy
+):
     found = in_body(Api.CHAT, doc)
-    assert (found.priority, found.said_by) == (priority, SaidBy.BODY)
+    assert (found.priority, found.said_by) == (priority, said_by)
+    for api in (Api.MESSAGES, Api.COMPLETION, Api.INFILL, Api.TASK):
+        assert in_body(api, doc) == (NO_HINTS if said_by is SaidBy.BODY else found)
 
 
-@pytest.mark.parametrize("api", [Api.MESSAGES, Api.COMPLETION, Api.INFILL, Api.TASK])
-def test_other_apis_ignore_service_tier_and_priority_fields(api: Api):
-    assert in_body(api, {"service_tier": "flex", "priority": 10}) == NO_HINTS
+NUMBERS = ("priority", "strict_priority", "latency_sensitivity", "osl")
+TIERS: list[Any] = ["auto", "standard_only", 1, None, ["flex"], {}]
+NO_NUMBERS: list[Any] = ["high", None, True, [1], {}, float("nan"), float("inf")]
+SHAPES: list[Any] = [None, 1, [], {"agent_hints": None}, {"agent_hints": [1]}]
 
 
-@pytest.mark.parametrize("tier", ["auto", "default", "scale", "standard_only", 1, None, ["flex"], {}])
-def test_a_service_tier_without_urgency_is_ignored(tier: Any):
-    assert in_body(Api.CHAT, {"service_tier": tier}) == NO_HINTS
-
-
-@pytest.mark.parametrize("value", ["high", None, True, [1], {}, float("nan"), float("inf")])
-def test_a_hint_that_is_not_a_number_is_ignored(value: Any):
-    names = ("priority", "strict_priority", "latency_sensitivity", "osl")
-    assert in_body(Api.CHAT, agent(**dict.fromkeys(names, value))) == NO_HINTS
-
-
-@pytest.mark.parametrize("nvext", [None, 1, "agent_hints", [], {"agent_hints": None}, {"agent_hints": [1]}])
-def test_hints_of_an_unknown_shape_are_ignored(nvext: Any):
-    assert in_body(Api.CHAT, {"nvext": nvext}) == NO_HINTS
+@pytest.mark.parametrize(
+    "doc",
+    [
+        {"messages": []},
+        *({"service_tier": tier} for tier in TIERS),
+        *(agent(**dict.fromkeys(NUMBERS, value)) for value in NO_NUMBERS),
+        *({"nvext": nvext} for nvext in SHAPES),
+    ],
+    ids=str,
+)
+def test_hints_of_an_unknown_shape_are_ignored(doc: dict[str, Any]):
+    assert in_body(Api.CHAT, doc) == NO_HINTS
+    assert NO_HINTS.neutral
 
 
 @pytest.mark.parametrize(("osl", "output"), [(512, 512), (1.5, 1), (0, None), (-1, None), (2**40, None)])
@@ -109,24 +98,21 @@ def test_the_priority_header_outweighs_the_body(value: str):
     assert (found.priority, found.said_by, found.output) == (LOW, SaidBy.HEADER, 7)
 
 
-@pytest.mark.parametrize("value", ["", "urgent", "1", "high, low"])
-def test_a_priority_header_with_an_unknown_value_is_refused(value: str):
-    with pytest.raises(ClientFault, match="say high, normal or low") as fault:
-        asked({PRIORITY: value})
-    assert fault.value.status == 400
-
-
-def test_a_refusal_does_not_repeat_the_headers_value():
-    for header in (PRIORITY, MAX_WAIT):
-        with pytest.raises(ClientFault) as fault:
-            asked({header: "hunter2"})
+@pytest.mark.parametrize(
+    ("header", "values", "advice"),
+    [
+        (PRIORITY, ["", "urgent", "1", "high, low"], "say high, normal or low"),
+        (MAX_WAIT, ["", "soon", "-1", "nan", "inf", str(LONGEST_WAIT + 1)], "a number of seconds"),
+    ],
+)
+def test_a_header_with_an_unknown_value_is_refused_without_repeating_it(
+    header: str, values: list[str], advice: str
+):
+    for value in (*values, "hunter2"):
+        with pytest.raises(ClientFault, match=advice) as fault:
+            asked({header: value})
+        assert fault.value.status == 400
         assert "hunter2" not in fault.value.message
-
-
-@pytest.mark.parametrize("value", ["", "soon", "-1", "nan", "inf", str(LONGEST_WAIT + 1)])
-def test_a_max_wait_header_that_is_not_a_number_of_seconds_is_refused(value: str):
-    with pytest.raises(ClientFault, match="a number of seconds"):
-        asked({MAX_WAIT: value})
 
 
 def test_the_max_wait_header_sets_the_latest_start_of_a_request():

@@ -40,8 +40,9 @@ def event(document, name=None):
     return f"{head}data: {document if isinstance(document, str) else json.dumps(document)}\n\n"
 
 
-def native(index, *, stop):
-    return event({"index": index, "content": "a", "stop": stop})
+def native(index, *, stop, **fields):
+    of = {} if index is None else {"index": index}
+    return event({**of, "content": "a", "stop": stop, **fields})
 
 
 def delta(**fields):
@@ -52,6 +53,14 @@ def typed(kind, **fields):
     return event({"type": kind, **fields}, kind)
 
 
+def block(index, **content):
+    return typed("content_block_start", index=index, content_block=content)
+
+
+def block_delta(index, kind, **fields):
+    return typed("content_block_delta", index=index, delta={"type": kind, **fields})
+
+
 CHAT_STREAM = [
     event({"choices": [], "prompt_progress": {"total": 180, "cache": 176, "processed": 176, "time_ms": 0}}),
     ":\n\n",
@@ -59,11 +68,7 @@ CHAT_STREAM = [
     delta(reasoning_content="h"),
     delta(reasoning_content="m"),
     delta(content="Look."),
-    delta(
-        tool_calls=[
-            {"index": 0, "id": "t1", "type": "function", "function": {"name": "ls", "arguments": '{"a"'}}
-        ]
-    ),
+    delta(tool_calls=[{**CALL, "index": 0, "function": {"name": "ls", "arguments": '{"a"'}}]),
     delta(tool_calls=[{"index": 0, "function": {"arguments": ": 1}"}}]),
     event({"choices": [{"index": 0, "finish_reason": "tool_calls", "delta": {}}]}),
     event({"choices": [], "usage": USAGE, "timings": TIMINGS}),
@@ -78,19 +83,15 @@ MESSAGES_STREAM = [
         },
     ),
     typed("ping"),
-    typed("content_block_start", index=0, content_block={"type": "thinking", "thinking": ""}),
-    typed("content_block_delta", index=0, delta={"type": "thinking_delta", "thinking": "hm"}),
-    typed("content_block_delta", index=0, delta={"type": "signature_delta", "signature": ""}),
+    block(0, type="thinking", thinking=""),
+    block_delta(0, "thinking_delta", thinking="hm"),
+    block_delta(0, "signature_delta", signature=""),
     typed("content_block_stop", index=0),
-    typed("content_block_start", index=1, content_block={"type": "text", "text": ""}),
-    typed("content_block_delta", index=1, delta={"type": "text_delta", "text": "Look."}),
-    typed(
-        "content_block_start",
-        index=2,
-        content_block={"type": "tool_use", "id": "t1", "name": "ls", "input": {}},
-    ),
-    typed("content_block_delta", index=2, delta={"type": "input_json_delta", "partial_json": '{"a"'}),
-    typed("content_block_delta", index=2, delta={"type": "input_json_delta", "partial_json": ": 1}"}),
+    block(1, type="text", text=""),
+    block_delta(1, "text_delta", text="Look."),
+    block(2, type="tool_use", id="t1", name="ls", input={}),
+    block_delta(2, "input_json_delta", partial_json='{"a"'),
+    block_delta(2, "input_json_delta", partial_json=": 1}"),
     typed("message_delta", delta={"stop_reason": "tool_use"}, usage={"output_tokens": 3}),
     typed("message_stop"),
 ]
@@ -122,23 +123,10 @@ RESPONSES_STREAM = [
 ]
 COMPLETION_STREAM = [
     event("null"),
-    event(
-        {"index": 0, "content": "Lo", "tokens": [5], "stop": False, "id_slot": -1, "tokens_evaluated": 180}
-    ),
-    event({"index": 1, "content": "another", "tokens": [5], "stop": False, "id_slot": -1}),
-    event(
-        {"index": 0, "content": "ok.", "tokens": [6], "stop": False, "id_slot": -1, "tokens_evaluated": 180}
-    ),
-    event(
-        {
-            "content": "",
-            "stop": True,
-            "id_slot": 1,
-            "tokens_evaluated": 180,
-            "tokens_predicted": 3,
-            "timings": TIMINGS,
-        }
-    ),
+    native(0, stop=False, content="Lo", tokens=[5], id_slot=-1, tokens_evaluated=180),
+    native(1, stop=False, content="another", tokens=[5], id_slot=-1),
+    native(0, stop=False, content="ok.", tokens=[6], id_slot=-1, tokens_evaluated=180),
+    native(None, stop=True, content="", id_slot=1, tokens_evaluated=180, tokens_predicted=3, timings=TIMINGS),
 ]
 COMPLETIONS_STREAM = [
     event({"choices": [{"text": "Lo", "index": 0}]}),
@@ -197,26 +185,16 @@ def read(api, *chunks, stream=True, status=200):
 @pytest.mark.parametrize("api", STREAMS)
 def test_a_stream_gives_the_engines_figures_and_the_reply(api):
     stream, figures, reply = STREAMS[api]
-    assert read(api, *stream) == Answer(figures=figures, reply=reply, complete=True, error=None)
-
-
-@pytest.mark.parametrize("api", STREAMS)
-def test_a_whole_answer_tells_whether_it_asks_for_tools(api):
-    stream, _, reply = STREAMS[api]
-    assert read(api, *stream).calls_tools is ("tool_calls" in reply)
-    half = "".join(stream)
-    assert read(api, half[: len(half) // 2]).calls_tools is None
+    answer = read(api, *stream)
+    assert answer == Answer(figures=figures, reply=reply, complete=True, error=None)
+    assert answer.calls_tools is ("tool_calls" in reply)
 
 
 @pytest.mark.parametrize("api", BODIES)
 def test_a_body_gives_the_engines_figures_and_the_reply(api):
     body, figures, reply = BODIES[api]
-    assert read(api, json.dumps(body), stream=False) == Answer(
-        figures=figures,
-        reply=reply,
-        complete=True,
-        error=None,
-    )
+    found = read(api, json.dumps(body), stream=False)
+    assert found == Answer(figures=figures, reply=reply, complete=True, error=None)
 
 
 @given(api=st.sampled_from(list(STREAMS)), cuts=st.lists(st.integers(0, 3000), max_size=30))
@@ -226,6 +204,12 @@ def test_chunk_boundaries_do_not_change_the_answer(api, cuts):
     assert read(api, *(whole[a:b] for a, b in pairwise(places))) == read(api, whole)
 
 
+KEYS = """
+choices delta message index usage timings content type output response content_block item tool_calls function
+error text
+"""
+
+
 @given(
     api=st.sampled_from(list(Api)),
     stream=st.booleans(),
@@ -233,17 +217,14 @@ def test_chunk_boundaries_do_not_change_the_answer(api, cuts):
     data=st.data(),
 )
 def test_reading_an_answer_never_raises(api, stream, status, data):
-    words = st.sampled_from(
-        ["choices", "delta", "message", "index", "usage", "timings", "content", "type", "output"]
-    )
-    keys = words | st.sampled_from(
-        ["response", "content_block", "item", "tool_calls", "function", "error", "text"]
-    )
+    keys = st.sampled_from(KEYS.split())
     kinds = st.sampled_from(
         ["message_start", "content_block_start", "response.completed", "error", "tool_use"]
     )
     leaves = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | kinds
-    values = st.recursive(leaves, lambda v: st.lists(v, max_size=3) | st.dictionaries(keys, v, max_size=4))
+    values = st.recursive(
+        leaves, lambda v: st.lists(v, max_size=3) | st.dictionaries(keys, v, max_size=4), max_leaves=20
+    )
     document = data.draw(values)
     chunks = [
         json.dumps(document),
@@ -262,19 +243,15 @@ def test_reading_an_answer_never_raises(api, stream, status, data):
     ("api", "silent"),
     [(Api.CHAT, 3), (Api.MESSAGES, 3), (Api.RESPONSES, 2), (Api.COMPLETION, 1), (Api.COMPLETIONS, 0)],
 )
-def test_the_first_token_is_the_first_event_with_content(api, silent):
-    reader = AnswerReader(api, stream=True)
-    seen = []
+def test_the_first_token_is_the_first_event_with_content_or_tokens(api, silent):
+    reader, seen = AnswerReader(api, stream=True), []
     for chunk in STREAMS[api][0]:
         seen.append(reader.first_token())
         reader.feed(chunk.encode())
     assert seen.index(True) == silent + 1
-
-
-def test_a_token_without_text_counts_as_the_first_token():
-    reader = AnswerReader(Api.COMPLETION, stream=True)
-    reader.feed(event({"content": "", "tokens": [7], "stop": False}).encode())
-    assert reader.first_token()
+    empty = AnswerReader(Api.COMPLETION, stream=True)
+    empty.feed(event({"content": "", "tokens": [7], "stop": False}).encode())
+    assert empty.first_token()
 
 
 def test_the_first_byte_of_a_body_is_its_first_token_unless_the_request_failed():
@@ -287,17 +264,12 @@ def test_the_first_byte_of_a_body_is_its_first_token_unless_the_request_failed()
 
 
 @pytest.mark.parametrize("api", STREAMS)
-def test_a_stream_that_breaks_off_is_not_complete(api):
-    answer = read(api, *STREAMS[api][0][:-1])
-    assert not answer.complete
-    assert answer.error is None
-
-
-@pytest.mark.parametrize("api", STREAMS)
 def test_a_stream_that_breaks_off_within_its_last_event_is_not_complete(api):
     whole = "".join(STREAMS[api][0]).rstrip("\n")
     last = len(whole) - len(STREAMS[api][0][-1].rstrip("\n"))
-    assert not [end for end in range(last, len(whole)) if read(api, whole[:end]).complete]
+    for end in range(last, len(whole)):
+        broken = read(api, whole[:end])
+        assert (broken.complete, broken.error, broken.calls_tools) == (False, None, None)
 
 
 def test_the_stream_of_several_native_answers_is_complete_with_the_last_of_them():
@@ -311,38 +283,28 @@ def test_the_reply_of_a_broken_responses_stream_is_built_from_its_deltas():
     assert read(Api.RESPONSES, *RESPONSES_DELTAS).reply == REPLY
 
 
-def test_an_unknown_event_is_ignored():
-    answer = read(Api.MESSAGES, typed("content_block_seal", index=0), *MESSAGES_STREAM)
-    assert (answer.reply, answer.complete) == (REPLY, True)
-
-
 def test_a_stream_without_its_last_empty_line_is_complete():
     whole = "".join(CHAT_STREAM)
     assert read(Api.CHAT, whole.rstrip("\n")).complete
     assert read(Api.CHAT, whole.removesuffix("\n")).complete
 
 
-def test_figures_are_read_from_usage_alone_or_from_timings_alone():
-    def figures(**fields):
-        return read(Api.CHAT, event({"choices": [], **fields})).figures
-
-    assert figures(usage=USAGE) == COUNTED
-    assert figures(timings=TIMINGS) == WHOLE
-    assert figures(usage={"prompt_tokens": 180}, timings={"prompt_n": 4}) == Figures(
-        prompt_tokens=180,
-        computed=4,
-        cached=176,
-    )
-    assert figures() == Figures()
+PROMPT = Figures(prompt_tokens=180, computed=4, cached=176)
 
 
-def test_figures_are_read_from_a_progress_event():
-    assert read(Api.CHAT, CHAT_STREAM[0]).figures == Figures(prompt_tokens=180, computed=4, cached=176)
-
-
-def test_draft_tokens_are_counted():
-    got = read(Api.CHAT, event({"timings": {**TIMINGS, "draft_n": 9, "draft_n_accepted": 4}})).figures
-    assert (got.draft, got.draft_accepted) == (9, 4)
+@pytest.mark.parametrize(
+    ("fields", "figures"),
+    [
+        ({"usage": USAGE}, COUNTED),
+        ({"timings": TIMINGS}, WHOLE),
+        ({"usage": {"prompt_tokens": 180}, "timings": {"prompt_n": 4}}, PROMPT),
+        ({"prompt_progress": {"total": 180, "cache": 176, "processed": 176, "time_ms": 0}}, PROMPT),
+        ({"timings": {"draft_n": 9, "draft_n_accepted": 4}}, Figures(draft=9, draft_accepted=4)),
+        ({}, Figures()),
+    ],
+)
+def test_figures_are_read_from_any_field_that_has_them(fields, figures):
+    assert read(Api.CHAT, event({"choices": [], **fields})).figures == figures
 
 
 def test_native_answers_with_selected_fields_are_read_and_complete_without_a_stop():
@@ -356,15 +318,12 @@ def test_native_answers_with_selected_fields_are_read_and_complete_without_a_sto
         assert got.figures == Figures(prompt_tokens=180, computed=4, cached=176)
 
 
-def test_the_first_of_several_native_answers_is_read():
+def test_the_first_of_several_choices_or_native_answers_is_read():
+    choices = [{"index": 1, "message": {"content": "another"}}, {"index": 0, "message": {"content": "Look."}}]
+    assert read(Api.CHAT, json.dumps({"choices": choices}), stream=False).reply == SAID
     answers = [{"content": "Look.", "id_slot": 1}, {"content": "another", "id_slot": 0}]
     answer = read(Api.COMPLETION, json.dumps(answers), stream=False)
     assert (answer.reply, answer.figures.slot) == (SAID, 1)
-
-
-def test_the_first_of_several_choices_is_read():
-    choices = [{"index": 1, "message": {"content": "another"}}, {"index": 0, "message": {"content": "Look."}}]
-    assert read(Api.CHAT, json.dumps({"choices": choices}), stream=False).reply == SAID
 
 
 def test_parallel_calls_stay_separate_and_missing_arguments_become_an_empty_object():
@@ -420,8 +379,10 @@ def test_an_unreadable_body_gives_no_reply_and_is_incomplete():
     assert not read(Api.CHAT, b"", stream=False).complete
 
 
-def test_an_unreadable_event_is_skipped():
+def test_an_unreadable_or_unknown_event_is_skipped():
     assert read(Api.CHAT, "data: {\n\n", "data: 7\n\n", *CHAT_STREAM).reply == REPLY
+    answer = read(Api.MESSAGES, typed("content_block_seal", index=0), *MESSAGES_STREAM)
+    assert (answer.reply, answer.complete) == (REPLY, True)
 
 
 def test_an_answer_with_empty_content_is_a_reply():
@@ -451,10 +412,7 @@ def test_a_reply_over_the_limit_is_not_kept(monkeypatch):
 def test_the_repr_of_a_reader_shows_its_progress():
     reader = AnswerReader(Api.CHAT, stream=True)
     reader.feed("".join(CHAT_STREAM[:6]).encode())
-    assert (
-        repr(reader)
-        == "<AnswerReader OpenAiReading stream, <AnswerBuilder open, 7 characters, 0 calls, 0 unread>>"
-    )
+    assert "stream, <AnswerBuilder open, 7 characters, 0 calls, 0 unread>" in repr(reader)
     reader = AnswerReader(Api.MESSAGES, stream=False)
     reader.feed(b"{}")
-    assert repr(reader).startswith("<AnswerReader AnthropicReading body of 2 bytes")
+    assert "body of 2 bytes" in repr(reader)

@@ -96,6 +96,7 @@ def test_a_body_that_already_names_the_chosen_slot_is_not_changed(raw):
 def test_a_number_is_converted_as_the_engine_converts_it(value, read):
     assert as_int(value) == read
     assert taken(id_slot=value).id_slot == (None if read == -1 else read)
+    assert taken(Api.TASK, id_slot=value).id_slot is None
 
 
 @pytest.mark.parametrize(
@@ -139,12 +140,12 @@ def test_a_list_without_a_token_id_is_a_list_of_prompts(prompt, tasks):
     assert taken(Api.COMPLETIONS, prompt=prompt).copies == tasks
     assert taken(Api.TASK, input=prompt).copies == tasks
     assert taken(Api.CHAT, prompt=prompt).copies == taken(Api.INFILL, prompt=prompt).copies == 1
+    rows = {"query": "q", "documents": ["a", "b", "c"]}, {"query": "q", "texts": ["a", "b"]}
+    assert [taken(Api.TASK, id_slot=1, **body).copies for body in rows] == [3, 2]
 
 
-def test_a_rerank_request_is_one_task_for_each_document():
-    assert taken(Api.TASK, query="q", documents=["a", "b", "c"]).copies == 3
-    assert taken(Api.TASK, query="q", texts=["a", "b"]).copies == 2
-    assert taken(Api.TASK, id_slot=1).id_slot is None
+def test_a_byte_order_mark_is_skipped_as_the_engine_skips_it():
+    assert load(b'\xef\xbb\xbf{"a":1}', "identity") == {"a": 1}
 
 
 REFUSED = [
@@ -164,28 +165,15 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("body", "doubt"), REFUSED)
-def test_an_ambiguous_body_is_refused_with_advice(body, doubt):
+@pytest.mark.parametrize(
+    ("body", "encoding", "doubt"),
+    [*((body, "", doubt) for body, doubt in REFUSED), *((b"{}", e, Doubt.ENCODING) for e in ("gzip", "br"))],
+)
+def test_an_ambiguous_or_encoded_body_is_refused_with_advice(body, encoding, doubt):
     with pytest.raises(NotPlain) as refused:
-        load(body)
+        load(body, encoding)
     assert refused.value.doubt is doubt
     assert "send" in refused.value.message
-
-
-def test_a_byte_order_mark_is_skipped_as_the_engine_skips_it():
-    assert load(b'\xef\xbb\xbf{"a":1}') == {"a": 1}
-
-
-@pytest.mark.parametrize(
-    ("encoding", "read"), [("", True), ("identity", True), ("gzip", False), ("br", False)]
-)
-def test_only_an_unencoded_body_is_read(encoding, read):
-    if read:
-        assert load(b"{}", encoding) == {}
-    else:
-        with pytest.raises(NotPlain) as refused:
-            load(b"{}", encoding)
-        assert refused.value.doubt is Doubt.ENCODING
 
 
 @pytest.mark.parametrize(
@@ -230,11 +218,6 @@ def test_an_ambiguous_path_is_refused(path):
         plain(path)
     assert refused.value.doubt is Doubt.PATH
     assert "send" in refused.value.message
-
-
-def test_a_claim_has_the_maximum_length_of_the_answer():
-    assert claim(Api.CHAT, {"max_tokens": 300}).most == 300
-    assert claim(Api.CHAT, {}).most is None
 
 
 class Counted(bytes):

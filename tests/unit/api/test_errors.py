@@ -3,7 +3,7 @@ import json
 import pytest
 
 from slotkeeper.api.answers.answer import SseSplitter
-from slotkeeper.api.errors import ClientFault, Fault, OurFault, UpstreamFault, body, retold, sse
+from slotkeeper.api.errors import ClientFault, OurFault, UpstreamFault, body, retold, sse
 from slotkeeper.api.head import Api
 
 
@@ -46,15 +46,11 @@ def test_a_broken_stream_ends_with_one_event_of_its_api(api):
     assert document["error"]["message"] == "the engine\nis gone"
     assert event.name == ("error" if api in {Api.MESSAGES, Api.RESPONSES} else "")
     assert document.get("type") == ("error" if event.name else None)
-
-
-def test_a_responses_error_event_carries_its_type_and_code():
-    document = json.loads(sse(OurFault("x"), Api.RESPONSES).split(b"data: ")[1])
-    assert (document["type"], document["code"], document["message"]) == ("error", 500, "x")
+    if api is Api.RESPONSES:
+        assert (document["code"], document["message"]) == (502, "the engine\nis gone")
 
 
 def test_faults_show_their_family_and_status_and_message():
-    assert all(issubclass(family, Fault) for family in (ClientFault, UpstreamFault, OurFault))
     fault = UpstreamFault("gone", retry_after=2)
     assert (str(fault), fault.retry_after) == ("gone", 2)
     assert repr(fault) == "<UpstreamFault 502 unavailable_error: gone>"

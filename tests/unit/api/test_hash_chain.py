@@ -1,5 +1,3 @@
-import copy
-
 import orjson
 import pytest
 from hypothesis import given
@@ -59,19 +57,6 @@ def test_sampling_fields_do_not_change_the_hash_chain(change):
     assert hash_chain(messages=TURN[:1]) == hash_chain(messages=TURN[:1], **change)
 
 
-def test_the_order_of_keys_does_not_change_the_hash_chain():
-    tool = {"name": "ls", "parameters": {"a": 1, "b": 2}}
-    turned = {"parameters": {"b": 2, "a": 1}, "name": "ls"}
-    assert hash_chain(messages=[], tools=[tool]) == hash_chain(messages=[], tools=[turned])
-
-
-def test_moved_cache_marks_and_single_text_blocks_do_not_change_the_hash_chain():
-    plain = [{"role": "user", "content": "look"}, *copy.deepcopy(TURN[1:])]
-    assert hash_chain(Api.MESSAGES, messages=TURN) == hash_chain(Api.MESSAGES, messages=plain)
-    two = [{"role": "user", "content": [{"type": "text", "text": "lo"}, {"type": "text", "text": "ok"}]}]
-    assert hash_chain(messages=two) != hash_chain(messages=plain[:1])
-
-
 def test_a_system_prompt_outside_the_messages_changes_only_the_first_digest():
     plain = hash_chain(Api.MESSAGES, messages=TURN[:1])
     brief = hash_chain(Api.MESSAGES, system="Be brief.", messages=TURN[:1])
@@ -80,21 +65,39 @@ def test_a_system_prompt_outside_the_messages_changes_only_the_first_digest():
     assert len(hash_chain(Api.RESPONSES, instructions="x", input="y")) == 2
 
 
-def test_a_billing_stamp_does_not_change_the_hash_chain():
-    def stamped(stamp):
-        header = f"x-anthropic-billing-header: cc_version=2; cch={stamp};You are"
-        return hash_chain(Api.MESSAGES, system=[{"type": "text", "text": header}], messages=TURN)
+def items(mark):
+    return [
+        {"role": "user", "type": "message", "id": mark, "content": "a"},
+        {"role": "assistant", "type": "message", "id": mark, "status": mark, "content": "b"},
+        {"type": "function_call", "id": mark, "call_id": "c", "name": "ls", "arguments": "{}"},
+        {"type": "function_call_output", "id": mark, "call_id": "c", "output": "d"},
+    ]
 
-    assert stamped("a51f5") == stamped("00000")
+
+def stamped(stamp):
+    header = f"x-anthropic-billing-header: cc_version=2; cch={stamp};You are"
+    return {"system": [{"type": "text", "text": header}], "messages": TURN}
 
 
-def test_item_ids_and_statuses_do_not_change_the_hash_chain():
-    def items(mark):
-        return [
-            {"role": "user", "type": "message", "id": mark, "content": "a"},
-            {"role": "assistant", "type": "message", "id": mark, "status": mark, "content": "b"},
-            {"type": "function_call", "id": mark, "call_id": "c", "name": "ls", "arguments": "{}"},
-            {"type": "function_call_output", "id": mark, "call_id": "c", "output": "d"},
-        ]
+ORDERED = {"name": "ls", "parameters": {"a": 1, "b": 2}}
+TURNED = {"parameters": {"b": 2, "a": 1}, "name": "ls"}
+PLAIN = [{"role": "user", "content": "look"}, *TURN[1:]]
 
-    assert hash_chain(Api.RESPONSES, input=items("x")) == hash_chain(Api.RESPONSES, input=items("y"))
+
+@pytest.mark.parametrize(
+    ("api", "one", "other"),
+    [
+        (Api.CHAT, {"messages": [], "tools": [ORDERED]}, {"messages": [], "tools": [TURNED]}),
+        (Api.MESSAGES, {"messages": TURN}, {"messages": PLAIN}),
+        (Api.MESSAGES, stamped("a51f5"), stamped("00000")),
+        (Api.RESPONSES, {"input": items("x")}, {"input": items("y")}),
+    ],
+    ids=["order of keys", "cache marks and a single text block", "billing stamp", "ids and statuses"],
+)
+def test_what_does_not_reach_the_prompt_does_not_change_the_hash_chain(api, one, other):
+    assert hash_chain(api, **one) == hash_chain(api, **other)
+
+
+def test_the_parts_of_a_message_change_the_hash_chain():
+    parts = [{"type": "text", "text": "lo"}, {"type": "text", "text": "ok"}]
+    assert hash_chain(messages=[{"role": "user", "content": parts}]) != hash_chain(messages=PLAIN[:1])

@@ -5,8 +5,8 @@ import pytest
 from slotkeeper.api.document import LONGEST_NAME, named
 
 SESSION = "0aa1c2de-7b22-4d6e-9a29-3bed594b0250"
-CODEX_MAIN = {"session-id": "s1", "thread-id": "s1", "x-codex-window-id": "s1:0", "x-client-request-id": "s1"}
-CODEX_AGENT = {**CODEX_MAIN, "thread-id": "t2", "x-openai-subagent": "collab_spawn"}
+CODEX = {"session-id": "s1", "x-codex-window-id": "s1:0", "x-client-request-id": "s1"}
+TOO_LONG = "x" * (LONGEST_NAME + 1)
 
 
 @pytest.mark.parametrize(
@@ -23,20 +23,16 @@ CODEX_AGENT = {**CODEX_MAIN, "thread-id": "t2", "x-openai-subagent": "collab_spa
         ({}, {"metadata": {"conversation_id": "c"}}, "c"),
         ({"user-agent": "ls/JS 5.23.2", "x-stainless-retry-count": "0"}, {"model": "m"}, None),
         ({"session_id": ""}, {"session_id": 7}, None),
+        ({**CODEX, "thread-id": "s1"}, {"prompt_cache_key": "s1"}, "s1"),
+        ({**CODEX, "thread-id": "t2"}, {"prompt_cache_key": "s1"}, "t2"),  # an agent of its own
+        ({}, {"prompt_cache_key": "s1", "client_metadata": {"session_id": "s1", "thread_id": "t2"}}, "t2"),
+        ({"x-session-id": TOO_LONG}, {"session_id": "s"}, "s"),
+        ({}, {"session_id": TOO_LONG}, None),
+        ({"Authorization": "Bearer sk-secret", "x-session-id": "s"}, {}, "s"),  # a part of a credential
     ],
 )
 def test_the_most_specific_name_is_the_name_of_the_conversation(headers, doc, name):
     assert named(headers, doc) == name
-
-
-def test_codex_agents_with_the_same_session_and_cache_key_are_distinguished():
-    doc = {"prompt_cache_key": "s1"}
-    assert (named(CODEX_MAIN, doc), named(CODEX_AGENT, doc)) == ("s1", "t2")
-
-
-def test_codex_agents_are_distinguished_by_the_body():
-    doc = {"prompt_cache_key": "s1", "client_metadata": {"session_id": "s1", "thread_id": "t2"}}
-    assert named({}, doc) == "t2"
 
 
 @pytest.mark.parametrize(
@@ -57,11 +53,6 @@ def test_a_user_id_names_the_conversation_only_if_it_contains_a_session(user, na
     assert named({}, {"metadata": {"user_id": user}}) == name
 
 
-def test_a_value_that_is_too_long_is_not_a_name():
-    assert named({"x-session-id": "x" * (LONGEST_NAME + 1)}, {"session_id": "s"}) == "s"
-    assert named({}, {"session_id": "x" * (LONGEST_NAME + 1)}) is None
-
-
 @pytest.mark.parametrize("credential", [{"Authorization": "Bearer sk-secret"}, {"x-api-key": "sk-secret"}])
 @pytest.mark.parametrize(
     ("headers", "doc"),
@@ -69,7 +60,3 @@ def test_a_value_that_is_too_long_is_not_a_name():
 )
 def test_a_credential_is_never_a_name(credential, headers, doc):
     assert named({**credential, **headers}, doc) is None
-
-
-def test_a_name_may_be_a_part_of_a_credential():
-    assert named({"Authorization": "Bearer sk-secret", "x-session-id": "s"}, {}) == "s"

@@ -229,31 +229,20 @@ def test_a_layout_refuses_what_the_engines_converter_refuses(api, body):
         assert lay_out(api, body) is not None
 
 
-@pytest.mark.parametrize("api", [Api.COMPLETION, Api.COMPLETIONS, Api.INFILL, Api.TASK, Api.OTHER])
-def test_other_routes_have_no_layout(api):
-    assert lay_out(api, CHAT) is None
-
-
-@pytest.mark.parametrize(("api", "body"), BODIES)
-def test_a_body_with_tools_that_are_not_objects_has_no_layout(api, body):
-    assert lay_out(api, {**body, "tools": [{}, 7]}) is None
-
-
-def test_absent_reasoning_has_a_path_in_a_chat_body():
-    body = {"messages": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]}
-    reply, asked = lay_out(Api.CHAT, body).messages
-    assert (reply.reasoning.path, reply.reasoning.text) == (("messages", 0, "reasoning_content"), "")
+@pytest.mark.parametrize(
+    ("api", "reply", "key"),
+    [
+        (Api.CHAT, {"content": "a"}, "reasoning_content"),
+        (Api.CHAT, {"content": "a", "reasoning": "so"}, "reasoning"),  # the name that the client uses
+        (Api.MESSAGES, {"content": [{"type": "text", "text": "a"}]}, None),
+    ],
+)
+def test_absent_reasoning_has_a_path_in_a_chat_body(api, reply, key):
+    body = {"messages": [{"role": "assistant", **reply}, {"role": "user", "content": "b"}]}
+    said, asked = lay_out(api, body).messages
     assert asked.reasoning is None
-
-
-def test_reasoning_is_found_under_the_field_name_that_the_client_uses():
-    body = {"messages": [{"role": "assistant", "content": "a", "reasoning": "so"}]}
-    assert lay_out(Api.CHAT, body).messages[0].reasoning.path == ("messages", 0, "reasoning")
-
-
-def test_an_anthropic_reply_without_a_thinking_block_has_no_path_for_reasoning():
-    body = {"messages": [{"role": "assistant", "content": [{"type": "text", "text": "a"}]}]}
-    assert lay_out(Api.MESSAGES, body).messages[0].reasoning is None
+    found = said.reasoning and (said.reasoning.path, said.reasoning.text)
+    assert found == (key and (("messages", 0, key), reply.get(key, "")))
 
 
 def test_a_reminder_beside_tool_results_is_user_text_in_a_tool_message():
@@ -267,39 +256,39 @@ def test_a_reminder_beside_tool_results_is_user_text_in_a_tool_message():
     assert message.texts[0].path == ("messages", 0, "content", 0, "content", 0, "text")
 
 
-@pytest.mark.parametrize(
-    ("api", "body"),
-    [
-        (
-            Api.CHAT,
-            lambda url: {
-                "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": url}]}]
-            },
-        ),
-        (
-            Api.MESSAGES,
-            lambda url: {
-                "messages": [{"role": "user", "content": [{"type": "image", "source": {"url": url}}]}]
-            },
-        ),
-        (
-            Api.RESPONSES,
-            lambda url: {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]},
-        ),
-    ],
-)
-def test_media_have_no_text_but_distinguish_messages(api, body):
-    (one,), (two,), (again,) = (lay_out(api, body(url)).messages for url in ("data:1", "data:2", "data:1"))
+def shown(api, url):
+    """Return a request with an image."""
+    part = {
+        Api.CHAT: {"type": "image_url", "image_url": url},
+        Api.MESSAGES: {"type": "image", "source": {"url": url}},
+        Api.RESPONSES: {"type": "input_image", "image_url": url},
+    }[api]
+    return {"input" if api is Api.RESPONSES else "messages": [{"role": "user", "content": [part]}]}
+
+
+@pytest.mark.parametrize("api", dict(BODIES))
+def test_media_have_no_text_but_distinguish_messages(api):
+    (one,), (two,), (again,) = (
+        lay_out(api, shown(api, url)).messages for url in ("data:1", "data:2", "data:1")
+    )
     assert one.texts == two.texts == ()
     assert one.media == again.media != two.media
 
 
-def test_a_body_with_too_deeply_nested_media_has_no_layout():
-    deep: Any = "x"
-    for _ in range(300):
-        deep = [deep]
-    body = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": deep}]}]}
-    assert lay_out(Api.CHAT, body) is None
+def nested(depth: int) -> Any:
+    return "x" if depth == 0 else [nested(depth - 1)]
+
+
+@pytest.mark.parametrize(
+    ("api", "body"),
+    [
+        *((api, CHAT) for api in Api if api not in dict(BODIES)),
+        *((api, {**body, "tools": [{}, 7]}) for api, body in BODIES),
+        (Api.CHAT, shown(Api.CHAT, nested(300))),
+    ],
+)
+def test_another_route_and_an_unreadable_body_have_no_layout(api, body):
+    assert lay_out(api, body) is None
 
 
 @pytest.mark.parametrize(

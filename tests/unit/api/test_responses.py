@@ -20,58 +20,39 @@ def messages(*items):
     return shape({"input": list(items)}).chat["messages"]
 
 
-def test_text_input_is_a_user_message_after_the_instructions():
-    got = shape({"input": "hi", "instructions": "Be brief."})
-    assert got.lead == 1
+LOOK = {"type": "output_text", "text": "Look."}
+NO = {"type": "refusal", "refusal": "no"}
+OUTPUT = {"type": "function_call_output", "call_id": "c"}
+RULES = {"type": "message", "role": "developer", "status": "x", "content": "rules"}
+ANSWER = {"role": "tool", "tool_call_id": "c"}
+ASSISTANT = {"role": "assistant"}
+MERGED = {"content": [text("Look."), text("Now.")], "reasoning_content": "hm", "tool_calls": [CALLED, CALLED]}
+
+
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [
+        ([THOUGHT, said(LOOK), {**said(), "content": "Now."}, CALL, CALL], [{**ASSISTANT, **MERGED}]),
+        ([CALL], [{**ASSISTANT, "tool_calls": [CALLED]}]),
+        ([CALL, said()], [{**ASSISTANT, "tool_calls": [CALLED], "content": []}]),
+        ([said(NO), THOUGHT], [{**ASSISTANT, "id": "m", "content": [NO], "reasoning_content": "hm"}]),
+        ([{**OUTPUT, "output": "a"}], [{**ANSWER, "content": "a"}]),
+        ([{**OUTPUT, "output": [{"type": "input_text", "text": "a"}]}], [{**ANSWER, "content": [text("a")]}]),
+        ([RULES], [{"role": "developer", "content": [text("rules")]}]),
+    ],
+)
+def test_consecutive_items_of_one_role_are_one_message(items, expected):
+    assert messages(*items) == expected
+
+
+def test_instructions_are_a_system_message_and_images_are_media():
+    image = {"type": "input_image", "image_url": "data:,"}
+    got = shape({"input": [{"role": "user", "content": [image]}], "instructions": "Be brief."})
+    assert (got.lead, got.media) == (1, True)
     assert got.chat["messages"] == [
         {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "hi"},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]},
     ]
-
-
-def test_consecutive_reasoning_and_message_and_call_items_are_one_assistant_message():
-    output = {"type": "output_text", "text": "Look."}
-    (got,) = messages(THOUGHT, said(output), {**said(), "content": "Now."}, CALL, CALL)
-    assert got == {
-        "role": "assistant",
-        "content": [text("Look."), text("Now.")],
-        "reasoning_content": "hm",
-        "tool_calls": [CALLED, CALLED],
-    }
-
-
-def test_the_first_assistant_item_begins_the_assistant_message():
-    assert messages(CALL) == [{"role": "assistant", "tool_calls": [CALLED]}]
-    assert messages(CALL, said()) == [{"role": "assistant", "tool_calls": [CALLED], "content": []}]
-    assert messages(said({"type": "refusal", "refusal": "no"}), THOUGHT) == [
-        {
-            "role": "assistant",
-            "id": "m",
-            "content": [{"type": "refusal", "refusal": "no"}],
-            "reasoning_content": "hm",
-        },
-    ]
-
-
-def test_tool_outputs_are_tool_messages():
-    output = {"type": "function_call_output", "call_id": "c"}
-    parts = [{"type": "input_text", "text": "a"}]
-    assert messages({**output, "output": "a"}, {**output, "output": parts}) == [
-        {"role": "tool", "tool_call_id": "c", "content": "a"},
-        {"role": "tool", "tool_call_id": "c", "content": [text("a")]},
-    ]
-
-
-def test_input_messages_keep_their_role_and_become_parts():
-    asked = {"type": "message", "role": "developer", "status": "x", "content": "rules"}
-    assert messages(asked) == [{"role": "developer", "content": [text("rules")]}]
-
-
-def test_images_are_media():
-    image = {"type": "input_image", "image_url": "data:,"}
-    got = shape({"input": [{"role": "user", "content": [image]}]})
-    assert got.media
-    assert got.chat["messages"][0]["content"] == [{"type": "image_url", "image_url": {"url": "data:,"}}]
 
 
 def test_only_functions_are_tools_and_they_are_strict_by_default():

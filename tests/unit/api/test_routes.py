@@ -28,23 +28,15 @@ from slotkeeper.api.head import Api, classify, is_for_clients, is_open, is_share
         ("/v1/chat/completions/control", Api.OTHER),
         ("/v1/chat/completions/", Api.OTHER),
         ("/V1/completions", Api.OTHER),
+        ("/v1%2Fcompletions", Api.COMPLETIONS),  # decoded as the engine decodes it
+        ("/%76%31/messages", Api.MESSAGES),
         ("/tokenize", Api.OTHER),
         ("", Api.OTHER),
     ],
 )
 def test_a_post_path_has_the_same_api_as_in_the_engine(path, api):
     assert classify("POST", path) is api
-
-
-def test_only_post_requests_generate():
-    assert {classify(method, "/v1/chat/completions") for method in ("GET", "HEAD", "OPTIONS", "DELETE")} == {
-        Api.OTHER,
-    }
-
-
-def test_an_escaped_path_is_decoded_as_the_engine_decodes_it():
-    assert classify("POST", "/v1%2Fcompletions") is Api.COMPLETIONS
-    assert classify("POST", "/%76%31/messages") is Api.MESSAGES
+    assert {classify(method, path) for method in ("GET", "HEAD", "OPTIONS", "DELETE")} == {Api.OTHER}
 
 
 def test_only_generating_routes_can_be_pinned_and_messages_cannot():
@@ -70,46 +62,25 @@ def test_health_routes_and_preflight_requests_need_no_key(path):
 
 
 @pytest.mark.parametrize(
-    ("method", "path"),
+    ("for_clients", "method", "paths"),
     [
-        ("GET", "/slots"),
-        ("HEAD", "/slots"),
-        ("GET", "/metrics"),
-        ("GET", "/"),
-        ("GET", "/index.html"),
-        ("GET", "/v1/stream"),
-        ("POST", "/slots/0"),
-        ("POST", "/props"),
-        ("POST", "/lora-adapters"),
-        ("POST", "/models/unload"),
-        ("POST", "/v1/chat/completions/control"),
-        ("GET", "/%73lots"),
-        ("GET", "/v1/models/../slots"),
-        ("GET", "//slots"),
-        ("GET", "/props%00"),
-        ("DELETE", "/v1/models"),
+        (False, "GET", "/slots /metrics / /index.html /v1/stream /%73lots /v1/models/../slots //slots"),
+        (False, "GET", "/props%00"),
+        (False, "HEAD", "/slots"),
+        (False, "DELETE", "/v1/models"),
+        (False, "POST", "/slots/0 /props /lora-adapters /models/unload /v1/chat/completions/control"),
+        (
+            True,
+            "POST",
+            "/v1/chat/completions /v1/messages /v1/embeddings /tokenize /v1/messages/count_tokens",
+        ),
+        (True, "POST", "/v1/chat/completions/input_tokens /responses/input_tokens"),
+        (True, "GET", "/v1/models /props"),
     ],
 )
-def test_routes_that_show_or_change_shared_state_are_for_operators(method, path):
-    assert not is_for_clients(classify(method, path), method, path)
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", "/v1/chat/completions"),
-        ("POST", "/v1/messages"),
-        ("POST", "/v1/embeddings"),
-        ("POST", "/tokenize"),
-        ("POST", "/v1/messages/count_tokens"),
-        ("POST", "/v1/chat/completions/input_tokens"),
-        ("POST", "/responses/input_tokens"),
-        ("GET", "/v1/models"),
-        ("GET", "/props"),
-    ],
-)
-def test_routes_that_concern_only_the_caller_are_for_clients(method, path):
-    assert is_for_clients(classify(method, path), method, path)
+def test_routes_that_show_or_change_shared_state_are_for_operators(for_clients, method, paths):
+    for path in paths.split():
+        assert is_for_clients(classify(method, path), method, path) is for_clients, path
 
 
 @pytest.mark.parametrize(

@@ -45,22 +45,19 @@ def test_every_line_end_ends_a_line(end):
     assert events(stream) == [SseEvent("e", b"1\n2"), SseEvent("", b"3")]
 
 
-def test_comments_and_unknown_fields_are_ignored():
-    assert events(b":\n\n: ping\nid: 1\nretry: 2\n\ndata: x\n: in between\n\n") == [SseEvent("", b"x")]
-
-
-def test_a_name_belongs_to_one_event():
-    assert events(b"event: a\n\ndata: x\n\n") == [SseEvent("", b"x")]
-
-
-def test_one_leading_space_is_removed_and_a_byte_order_mark_is_skipped():
-    assert events(b"\xef\xbb\xbfdata:  x\n\n") == [SseEvent("", b" x")]
-
-
-def test_an_unfinished_event_is_returned_at_close():
-    assert events(b"data: x\n\ndata: y") == [SseEvent("", b"x"), SseEvent("", b"y")]
-    assert events(b"data: x\r") == [SseEvent("", b"x")]
-    assert events(b"event: a\n") == []
+@pytest.mark.parametrize(
+    ("stream", "found"),
+    [
+        (b":\n\n: ping\nid: 1\nretry: 2\n\ndata: x\n: in between\n\n", [b"x"]),  # comments, unknown fields
+        (b"event: a\n\ndata: x\n\n", [b"x"]),  # a name belongs to one event
+        (b"\xef\xbb\xbfdata:  x\n\n", [b" x"]),  # a byte order mark, and one space
+        (b"data: x\n\ndata: y", [b"x", b"y"]),  # an unfinished event at the close
+        (b"data: x\r", [b"x"]),
+        (b"event: a\n", []),
+    ],
+)
+def test_only_the_data_of_whole_and_last_events_are_returned(stream, found):
+    assert events(stream) == [SseEvent("", data) for data in found]
 
 
 @pytest.mark.parametrize("long", [b"data: " + b"x" * 50, b"data: xxxx\n" * 10, b"y" * 90])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slotkeeper.conversation.layout import Match, Who
-from slotkeeper.conversation.likeness import COMPARED, REPLIES, Conversations, likeness
+from slotkeeper.conversation.layout import Who
+from slotkeeper.conversation.likeness import COMPARED, REPLIES, likeness
 from unit.conversation.talks import (
     DONE,
     HISTORY,
@@ -43,20 +43,13 @@ def test_a_request_continues_the_conversation_of_the_one_before(who):
     assert len(clients.book) == 1
 
 
-def test_clients_with_different_keys_never_share_a_conversation():
+@pytest.mark.parametrize("other", [Who("another key/agent", ME.name), Who(ME.client, "ses_2")])
+def test_clients_with_different_keys_or_session_names_never_share_a_conversation(other):
     clients = Clients()
-    clients.sends(LATER)
-    match = clients.book.find(Who("another key/agent", ME.name), LATER)
-    assert match == Match(before=None)
     _, line = clients.sends(LATER)
+    assert clients.book.find(other, LATER).before is None
     assert likeness(line, ME, LATER) is not None
-    assert likeness(line, Who("another key/agent", ME.name), LATER) is None
-
-
-def test_requests_with_different_session_names_never_share_a_conversation():
-    clients = Clients()
-    clients.sends(THEN)
-    assert clients.book.find(Who(ME.client, "ses_2"), LATER).before is None
+    assert likeness(line, other, LATER) is None
 
 
 def test_requests_are_matched_by_content_if_only_one_of_them_has_a_session_name():
@@ -72,39 +65,14 @@ def test_a_new_session_with_the_same_first_message_is_a_new_conversation():
     clients = Clients()
     _, line = clients.sends(LATER, UNNAMED)
     match, other = clients.sends(FIRST, UNNAMED)
-    assert match.before is None
-    assert match.sibling is line
+    assert (match.before, match.sibling) == (None, line)
     assert other is not line
-
-
-def test_the_second_request_of_a_new_session_follows_its_first_and_not_the_other_session():
-    clients = Clients()
-    clients.sends(LATER, UNNAMED)
-    _, other = clients.sends(FIRST, UNNAMED)
-    match, _ = clients.sends(chat(system(), TASK, *ROUND, reply("I give up."), NEXT), UNNAMED)
-    assert match.before is other
-
-
-def test_a_repeated_request_is_a_retry_of_the_first():
-    clients = Clients()
-    _, line = clients.sends(FIRST, UNNAMED)
     match, again = clients.sends(chat(system(), TASK), UNNAMED)
-    assert (match.before, match.common, again) == (line, 1, line)
-
-
-def test_the_same_task_in_another_folder_is_not_a_retry():
-    clients = Clients()
-    clients.sends(FIRST, UNNAMED)
+    assert (match.before, match.common, again) == (other, 1, other), "a retry of its first request"
+    match, _ = clients.sends(chat(system(), TASK, *ROUND, reply("I give up."), NEXT), UNNAMED)
+    assert match.before is other, "its second request follows its first, not the other session"
     elsewhere = chat(system(SYSTEM.replace("/home/dev/shop", "/home/dev/play")), TASK)
-    assert clients.book.find(UNNAMED, elsewhere).before is None
-
-
-def test_a_conversation_is_found_although_the_date_in_the_system_text_changed():
-    clients = Clients()
-    _, line = clients.sends(THEN, UNNAMED)
-    tomorrow = chat(system(SYSTEM.replace("Sat Nov 21", "Sun Nov 22")), *HISTORY)
-    match = clients.book.find(UNNAMED, tomorrow)
-    assert (match.before, match.common) == (line, 3)
+    assert clients.book.find(UNNAMED, elsewhere).before is None, "the same task in another folder"
 
 
 def test_a_branch_keeps_the_old_conversation_and_takes_over_the_notes_that_both_contain():
@@ -145,32 +113,19 @@ def test_a_summary_with_the_same_session_name_continues_the_conversation():
     assert (match.before.number, match.common) == (line.number, 0)
     assert match.before.noted == {}
     assert new is not line
+    assert clients.book.find(ME, chat(system(), user("What is the time?"))).before is None, "another task"
 
 
-def test_another_task_with_the_same_session_name_is_a_new_conversation():
-    clients = Clients()
-    clients.sends(LATER)
-    assert clients.book.find(ME, chat(system(), user("What is the time?"))).before is None
-
-
-def test_the_next_turn_does_not_continue_a_suggestion_request():
+@pytest.mark.parametrize("day", ["Sat Nov 21", "Sun Nov 22"])
+def test_the_next_turn_does_not_continue_a_suggestion_request_even_if_the_date_changed(day):
+    """The suggestion shares one message more, but is not the conversation."""
     clients = Clients()
     _, line = clients.sends(chat(system(), *HISTORY), UNNAMED)
     match, aside = clients.sends(chat(system(), *HISTORY, DONE, user("[SUGGESTION MODE: Suggest.]")), UNNAMED)
     assert match.before is line
     assert aside is not line
-    match, again = clients.sends(chat(system(), *HISTORY, DONE, NEXT), UNNAMED)
-    assert match.before is line
-    assert again is line
-
-
-def test_the_next_turn_does_not_continue_a_suggestion_request_if_the_date_changed():
-    """The suggestion shares one message more, but is not the conversation."""
-    clients = Clients()
-    _, line = clients.sends(chat(system(), *HISTORY), UNNAMED)
-    clients.sends(chat(system(), *HISTORY, DONE, user("[SUGGESTION MODE: Suggest.]")), UNNAMED)
-    tomorrow = chat(system(SYSTEM.replace("Sat Nov 21", "Sun Nov 22")), *HISTORY, DONE, NEXT)
-    assert clients.book.find(UNNAMED, tomorrow).before is line
+    match, _ = clients.sends(chat(system(SYSTEM.replace("Sat Nov 21", day)), *HISTORY, DONE, NEXT), UNNAMED)
+    assert (match.before, match.common) == (line, 5)
 
 
 def test_requests_that_share_only_a_context_message_are_different_conversations():
@@ -222,6 +177,8 @@ def test_the_latest_conversation_is_kept_even_if_it_exceeds_the_limit_of_charact
     clients = Clients(characters=10)
     _, line = clients.sends(LATER)
     assert clients.book.find(ME, LATER).before is line
+    match, empty = clients.sends(chat(), UNNAMED)
+    assert (match.before, empty.number) == (None, line.number + 1)
 
 
 def test_a_conversation_dropped_during_its_request_begins_again():
@@ -285,38 +242,27 @@ def test_only_the_latest_of_many_conversations_with_the_same_beginning_are_compa
     assert match.before.who.name == "3"
 
 
-def test_an_empty_request_begins_a_conversation():
-    book = Conversations()
-    empty = chat()
-    match = book.find(UNNAMED, empty)
-    assert match == Match(before=None)
-    assert book.saw(match, UNNAMED, received=empty, sent=empty, notes={}, noted={}, now=0.0).number == 1
-
-
 # -- sub-agents and tools -----------------------------------------------------------------------------------
 
 FEW = [TOOLS[2], TOOLS[0]]  # in another order
 
 
-def test_a_sub_agent_with_fewer_tools_is_a_separate_conversation():
-    """Qwen Code's memory request has the history, and some of the tools in another order."""
+@pytest.mark.parametrize(
+    "other",
+    [
+        chat(system(), *HISTORY, DONE, NEXT, tools=FEW),  # Qwen Code's memory request has the history
+        chat(system("You explore files for somebody else. " * 40), *HISTORY, DONE, NEXT),
+    ],
+    ids=["some of the tools, in another order", "another system text"],
+)
+def test_another_agent_with_the_same_session_id_is_a_separate_conversation(other):
     clients = Clients()
     _, main = clients.sends(chat(system(), *HISTORY))
-    match, sub = clients.sends(chat(system(), *HISTORY, DONE, NEXT, tools=FEW))
-    assert (match.before, match.remembered) == (main, None)
-    assert sub.number != main.number
+    match, line = clients.sends(other)
+    assert match.remembered is None
+    assert line.number != main.number
     match, again = clients.sends(chat(system(), *HISTORY, DONE, NEXT))
     assert (match.remembered, again) == (main, main)
-
-
-def test_two_agents_with_the_same_session_id_are_separate_conversations():
-    clients = Clients()
-    _, main = clients.sends(chat(system(), *HISTORY))
-    other = chat(system("You explore files for somebody else. " * 40), *HISTORY, DONE, NEXT)
-    match, line = clients.sends(other)
-    assert (match.remembered, line.number) != (main, main.number)
-    assert match.remembered is None
-    assert clients.sends(chat(system(), *HISTORY, DONE, NEXT))[1] is main
 
 
 def test_a_request_with_added_tools_continues_the_conversation_but_restores_nothing():

@@ -53,11 +53,14 @@ class Clients:
         self.naming.answered(client, laid, {"role": "assistant", "content": said})
 
 
-def test_a_name_has_the_agent_and_its_number_and_the_first_words_of_the_task():
-    name = Clients(text=True).asks(task())
+def test_a_name_of_a_conversation_has_the_agent_and_its_number_and_the_first_words_of_the_task():
+    clients = Clients(text=True)
+    name = clients.asks(task())
     assert str(name) == f"opencode #1: {FIRST}"
     assert (name.agent, name.conversation, name.words, name.began) == ("opencode", 1, FIRST, 1.0)
     assert name.without_text == "opencode #1", "the log has no words of a prompt, also with --why-text"
+    assert clients.asks(task(TASK, ("assistant", "Done."), ("user", "And the tests?"))) is name
+    assert str(clients.asks(title_request())) == "opencode #2", "a side request has no task"
 
 
 def test_a_name_contains_no_prompt_text_unless_text_may_be_kept():
@@ -69,14 +72,6 @@ def test_a_name_contains_no_prompt_text_unless_text_may_be_kept():
     assert TASK[:8] not in repr(vars(clients.naming))
 
 
-def test_all_requests_of_a_conversation_share_one_name():
-    clients = Clients(text=True)
-    first = clients.asks(task())
-    second = clients.asks(task(TASK, ("assistant", "Done."), ("user", "And the tests?")))
-    assert second is first
-    assert second.began == 1.0
-
-
 def test_a_name_from_a_header_is_kept_and_outweighs_the_task():
     clients = Clients(text=True)
     clients.asks(task(), given="fix-importer")
@@ -84,20 +79,19 @@ def test_a_name_from_a_header_is_kept_and_outweighs_the_task():
     assert str(Clients(text=False).asks(task(), given="fix-importer")) == "opencode #1: fix-importer"
 
 
-def test_a_title_names_its_conversation_even_if_it_arrives_late():
+@pytest.mark.parametrize("late", [True, False])
+def test_a_title_names_its_conversation_whenever_it_arrives(late):
     clients = Clients(text=True)
-    other, name = clients.asks(task("Write a poem about bolts, please.")), clients.asks(task())
-    clients.asks(title_request())
+    other = clients.asks(task("Write a poem about bolts, please."))
+    name = clients.asks(task()) if late else None
+    clients.answers(task(), "no title")
     clients.answers(title_request(), "Comma bug in the importer")
+    name = name or clients.asks(task())
     assert str(name) == "opencode #2: Comma bug in the importer"
     assert str(other) == "opencode #1: Write a poem about bolts, please."
-
-
-def test_a_title_that_arrives_first_is_kept_for_its_conversation():
-    clients = Clients(text=True)
-    clients.asks(title_request())
-    clients.answers(title_request(), "Comma bug in the importer")
-    assert clients.asks(task()).title == "Comma bug in the importer"
+    brief = clients.asks(task("hi"))
+    clients.answers(title_request("hi there, this is another one"), "Greeting")
+    assert str(brief) == "opencode #3: hi", "a few letters match no title request"
 
 
 def test_a_title_does_not_name_the_conversation_of_another_client():
@@ -107,25 +101,6 @@ def test_a_title_does_not_name_the_conversation_of_another_client():
     assert clients.asks(task(), client="anna").title == ""
     clients.answers(title_request(), "Comma bug", client="bert")
     assert clients.asks(task(), client="anna").title == ""
-
-
-def test_an_answer_to_another_request_is_not_a_title():
-    clients = Clients(text=True)
-    name = clients.asks(task())
-    clients.answers(task(), "Comma bug in the importer")
-    assert name.title == ""
-
-
-def test_a_task_of_a_few_letters_matches_no_title_request():
-    clients = Clients(text=True)
-    name = clients.asks(task("hi"))
-    clients.answers(title_request("hi there, this is another one"), "Greeting")
-    assert str(name) == "opencode #1: hi"
-
-
-def test_a_side_request_has_no_task_in_its_name():
-    clients = Clients(text=True)
-    assert str(clients.asks(title_request())) == "opencode #1"
 
 
 def test_a_request_that_is_not_a_chat_is_named_after_its_agent():
@@ -196,12 +171,17 @@ def test_messages_that_client_programs_insert_as_user_are_not_the_task(before):
     assert task_of(layout(("system", "x"), *before, ("user", TASK))) == FIRST
 
 
-def test_a_block_in_front_of_the_task_is_left_out_of_it():
-    assert task_of(task(f"{BLOCK}\n{TASK}")) == FIRST
-
-
-def test_a_chat_without_a_user_message_has_no_task():
-    assert task_of(layout(("system", "You are here."), ("assistant", "Hello."))) == ""
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (("user", f"{BLOCK}\n{TASK}"), FIRST),
+        (("user", '"Read\x1b[31m\n\tthis\u202e file"'), "Read [31m this file"),
+        (("assistant", "Hello."), ""),
+    ],
+    ids=["behind a block", "invisible characters", "no user message"],
+)
+def test_the_task_is_what_the_user_wrote(said, words):
+    assert task_of(layout(("system", "You are here."), said)) == words
 
 
 @pytest.mark.parametrize("text", ["a" * 200, "word " * 50, "Fix it.", "Ü" * 49, "one two" + "x" * 60])
@@ -209,10 +189,6 @@ def test_a_long_task_is_shortened_to_the_limit(text):
     cut = shortened(text.strip())
     assert len(cut) <= WORDS
     assert cut.endswith("…") == (cut != text.strip())
-
-
-def test_invisible_characters_are_left_out_of_a_task():
-    assert task_of(task('"Read\x1b[31m\n\tthis\u202e file"')) == "Read [31m this file"
 
 
 # -- the title ---------------------------------------------------------------------------------------
