@@ -41,8 +41,8 @@ def system(text: str = SYSTEM) -> dict[str, Any]:
     return {"role": "system", "content": text}
 
 
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
 
 
 def reply(text: str = "", reasoning: str = "", **calls: Any) -> dict[str, Any]:

@@ -44,9 +44,6 @@ from unit.conversation.talks import (
 
 OLD = chat(system(), *HISTORY)
 REST = (DONE, NEXT)
-GIT = (
-    "gitStatus: This is the git status at the start of the conversation.\n\nCurrent branch: main\n\nStatus:\n"
-)
 
 
 def reversed_keys(schema):
@@ -65,93 +62,53 @@ def with_id(message, new):
     return message
 
 
+def then(*messages, **more):
+    """Return a request with these messages and the next turn."""
+    return chat(system(), *messages, *REST, **more)
+
+
 def edited_system(old, new):
     assert old in SYSTEM
     return chat(system(SYSTEM.replace(old, new)), *HISTORY, *REST)
+
+
+ARGUMENTS = {"path": "src/parser.py"}
+CLEARED = result("read", "[Old tool result content cleared]")
+REMINDER = user("<system-reminder>\nBe quick.\n</system-reminder>")
+RESUMED = user("This session is being continued from a previous conversation.")
+OTHER_BASH, EDITED_BASH = [*TOOLS[:2], tool("web")], [*TOOLS[:2], tool("bash", line="string")]
+HM, LOOKED = (
+    reply(reasoning="Hm.", read=ARGUMENTS),
+    reply(reasoning="Look first.", read='{"path":"src/parser.py"}'),
+)
 
 
 @pytest.mark.parametrize(
     ("new", "cause", "rule"),
     [
         (edited_system("Sat Nov 21", "Sun Nov 22"), Cause.DATE, RuleName.DATE),
-        (
-            edited_system("Working directory: /home/dev/shop", "Working directory: /srv/a"),
-            Cause.CWD,
-            RuleName.CWD,
-        ),
+        (edited_system("directory: /home/dev/shop", "directory: /srv/a"), Cause.CWD, RuleName.CWD),
         (edited_system("edits code", "writes code"), Cause.SYSTEM_EDITED, None),
         (edited_system("house. Rules", "house.  Rules"), Cause.WHITESPACE, None),
-        (chat(system(SYSTEM + "\n\n"), *HISTORY, *REST), Cause.WHITESPACE, RuleName.TRAILING_WHITESPACE),
-        (chat(system(), *HISTORY, *REST, tools=TOOLS[::-1]), Cause.TOOL_ORDER, RuleName.TOOL_ORDER),
-        (
-            chat(system(), *HISTORY, *REST, tools=[reversed_keys(t) for t in TOOLS]),
-            Cause.KEY_ORDER,
-            RuleName.SCHEMA_KEYS,
-        ),
-        (chat(system(), *HISTORY, *REST, tools=[*TOOLS, tool("web", url="string")]), Cause.TOOL_ADDED, None),
-        (chat(system(), *HISTORY, *REST, tools=TOOLS[1:]), Cause.TOOL_REMOVED, None),
-        (chat(system(), *HISTORY, *REST, tools=[]), Cause.TOOL_REMOVED, None),
-        (chat(system(), *HISTORY, *REST, tools=[*TOOLS[:2], tool("web")]), Cause.TOOL_EDITED, None),
-        (
-            chat(system(), *HISTORY, *REST, tools=[*TOOLS[:2], tool("bash", line="string")]),
-            Cause.TOOL_EDITED,
-            None,
-        ),
-        (chat(system(), *HISTORY, *REST, tool_choice="none"), Cause.OPTIONS, None),
-        (
-            chat(system(), TASK, reply(read={"path": "src/parser.py"}), *HISTORY[2:], *REST),
-            Cause.REASONING_DROPPED,
-            RuleName.REASONING,
-        ),
-        (
-            chat(system(), TASK, reply(reasoning="Hm.", read={"path": "src/parser.py"}), *HISTORY[2:], *REST),
-            Cause.REASONING_EDITED,
-            RuleName.REASONING,
-        ),
-        (
-            chat(
-                system(),
-                TASK,
-                reply(reasoning="Look first.", read='{"path":"src/parser.py"}'),
-                *HISTORY[2:],
-                *REST,
-            ),
-            Cause.CALL_RERENDERED,
-            RuleName.TOOL_CALLS,
-        ),
-        (
-            chat(system(), TASK, *(with_id(m, "call_9") for m in ROUND), *SECOND, *REST),
-            Cause.CALL_IDS,
-            RuleName.CALL_IDS,
-        ),
-        (
-            chat(
-                system(), TASK, ROUND[0], result("read", "[Old tool result content cleared]"), *SECOND, *REST
-            ),
-            Cause.RESULT_PRUNED,
-            RuleName.PRUNED_RESULTS,
-        ),
-        (
-            chat(system(), TASK, ROUND[0], result("read", "Other."), *SECOND, *REST),
-            Cause.MESSAGE_EDITED,
-            None,
-        ),
-        (chat(system(), TASK, user("By the way."), *HISTORY[1:], *REST), Cause.MESSAGE_INSERTED, None),
-        (chat(system(), TASK, *SECOND, *REST), Cause.MESSAGE_REMOVED, None),
-        (
-            chat(
-                system(), TASK, user("<system-reminder>\nBe quick.\n</system-reminder>"), *HISTORY[1:], *REST
-            ),
-            Cause.REMINDER_MOVED,
-            RuleName.REMINDERS,
-        ),
-        (
-            chat(
-                system(), TASK, user("This session is being continued from a previous conversation."), *SECOND
-            ),
-            Cause.HISTORY_REPLACED,
-            None,
-        ),
+        (edited_system(SYSTEM, SYSTEM + "\n\n"), Cause.WHITESPACE, RuleName.TRAILING_WHITESPACE),
+        (then(*HISTORY, tools=TOOLS[::-1]), Cause.TOOL_ORDER, RuleName.TOOL_ORDER),
+        (then(*HISTORY, tools=[*map(reversed_keys, TOOLS)]), Cause.KEY_ORDER, RuleName.SCHEMA_KEYS),
+        (then(*HISTORY, tools=[*TOOLS, tool("web", url="string")]), Cause.TOOL_ADDED, None),
+        (then(*HISTORY, tools=TOOLS[1:]), Cause.TOOL_REMOVED, None),
+        (then(*HISTORY, tools=[]), Cause.TOOL_REMOVED, None),
+        (then(*HISTORY, tools=OTHER_BASH), Cause.TOOL_EDITED, None),
+        (then(*HISTORY, tools=EDITED_BASH), Cause.TOOL_EDITED, None),
+        (then(*HISTORY, tool_choice="none"), Cause.OPTIONS, None),
+        (then(TASK, reply(read=ARGUMENTS), *HISTORY[2:]), Cause.REASONING_DROPPED, RuleName.REASONING),
+        (then(TASK, HM, *HISTORY[2:]), Cause.REASONING_EDITED, RuleName.REASONING),
+        (then(TASK, LOOKED, *HISTORY[2:]), Cause.CALL_RERENDERED, RuleName.TOOL_CALLS),
+        (then(TASK, *(with_id(m, "call_9") for m in ROUND), *SECOND), Cause.CALL_IDS, RuleName.CALL_IDS),
+        (then(TASK, ROUND[0], CLEARED, *SECOND), Cause.RESULT_PRUNED, RuleName.PRUNED_RESULTS),
+        (then(TASK, ROUND[0], result("read", "Other."), *SECOND), Cause.MESSAGE_EDITED, None),
+        (then(TASK, user("By the way."), *HISTORY[1:]), Cause.MESSAGE_INSERTED, None),
+        (then(TASK, *SECOND), Cause.MESSAGE_REMOVED, None),
+        (then(TASK, REMINDER, *HISTORY[1:]), Cause.REMINDER_MOVED, RuleName.REMINDERS),
+        (chat(system(), TASK, RESUMED, *SECOND), Cause.HISTORY_REPLACED, None),
     ],
 )
 def test_the_cause_of_a_divergence_and_its_rule_are_found(new, cause, rule):
@@ -159,54 +116,39 @@ def test_the_cause_of_a_divergence_and_its_rule_are_found(new, cause, rule):
     assert (found.cause, found.rule) == (cause, rule)
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "cause"),
-    [
-        ("Today's date: 2026-11-21", "Today's date: 2026-11-22", Cause.DATE),
-        (GIT + "(clean)\n", GIT + "M src/parser.py\n", Cause.GIT_STATUS),
-        (
-            "The current date and time in ISO format is `2026-11-21T03:40:20.761438+00:00`.",
-            "The current date and time in ISO format is `2026-11-21T03:41:07.006276+00:00`.",
-            Cause.CLOCK,
-        ),
-        (
-            "Instructions from: /home/dev/shop/AGENTS.md\nUse tabs.",
-            "Instructions from: /home/dev/shop/AGENTS.md\nUse tabs.\nUse the csv module.",
-            Cause.MEMORY_FILE,
-        ),
-        (
-            "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=a51f5;",
-            "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=00b17;",
-            Cause.NONCE,
-        ),
-    ],
+GIT = (
+    "gitStatus: This is the git status at the start of the conversation.\n\nCurrent branch: main\n\nStatus:\n"
 )
-def test_a_changed_value_that_clients_write_has_a_cause_and_a_rule(before, after, cause):
-    rest = "\n\n" + SYSTEM
-    found = explained(chat(system(before + rest), *HISTORY), chat(system(after + rest), *HISTORY, *REST))
-    assert (found.cause, found.rule) == (cause, CAUSES[cause].rule)
-    assert found.rule is not None
+ISO = "The current date and time in ISO format is "
+FILE = "Instructions from: /home/dev/shop/AGENTS.md\nUse tabs."
+STAMP = "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch="
+MOMENTS = "`2026-11-21T03:40:20.761438+00:00`.", "`2026-11-21T03:41:07.006276+00:00`."
+IDS = "f81d4fae-7dec-11d0-a765-00a0c91e6bf6", "0b5c1d2e-7dec-11d0-a765-00a0c91e6bf7"
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "cause"),
+    ("before", "after", "cause", "known"),
     [
-        ("as of 2026-11-21, the rules", "as of 2026-11-22, the rules", Cause.DATE),
-        ("it is 10:21 by the wall", "it is 10:22 by the wall", Cause.CLOCK),
-        ("files in /home/dev/a are", "files in /home/dev/b are", Cause.CWD),
-        (
-            "run f81d4fae-7dec-11d0-a765-00a0c91e6bf6 of",
-            "run 0b5c1d2e-7dec-11d0-a765-00a0c91e6bf7 of",
-            Cause.NONCE,
-        ),
-        ("there are 120 tokens left", "there are 95 tokens left", Cause.COUNTDOWN),
-        ("be kind to all of them", "be stern to all of them", Cause.SYSTEM_EDITED),
+        ("Today's date: 2026-11-21", "Today's date: 2026-11-22", Cause.DATE, True),
+        (GIT + "(clean)\n", GIT + "M src/parser.py\n", Cause.GIT_STATUS, True),
+        (ISO + MOMENTS[0], ISO + MOMENTS[1], Cause.CLOCK, True),
+        (FILE, f"{FILE}\nUse the csv module.", Cause.MEMORY_FILE, True),
+        (f"{STAMP}a51f5;", f"{STAMP}00b17;", Cause.NONCE, True),
+        ("as of 2026-11-21, the rules", "as of 2026-11-22, the rules", Cause.DATE, False),
+        ("it is 10:21 by the wall", "it is 10:22 by the wall", Cause.CLOCK, False),
+        ("files in /home/dev/a are", "files in /home/dev/b are", Cause.CWD, False),
+        (f"run {IDS[0]} of", f"run {IDS[1]} of", Cause.NONCE, False),
+        ("there are 120 tokens left", "there are 95 tokens left", Cause.COUNTDOWN, False),
+        ("be kind to all of them", "be stern to all of them", Cause.SYSTEM_EDITED, False),
     ],
 )
-def test_a_changed_value_without_known_words_around_it_has_a_cause_but_no_rule(before, after, cause):
-    rest = " and so on, for every one.\n" + SYSTEM
+def test_a_changed_value_has_a_cause_and_a_rule_only_if_known_words_are_around_it(
+    before, after, cause, known
+):
+    rest = "\n\n" + SYSTEM if known else " and so on, for every one.\n" + SYSTEM
     found = explained(chat(system(before + rest), *HISTORY), chat(system(after + rest), *HISTORY, *REST))
-    assert (found.cause, found.rule) == (cause, None)
+    assert (found.cause, found.rule) == (cause, CAUSES[cause].rule if known else None)
+    assert (found.rule is not None) == known
 
 
 def test_a_changed_folder_in_a_tool_description_has_a_cause_but_no_rule():
@@ -255,11 +197,8 @@ def test_a_reasoning_item_that_is_left_out_is_dropped_reasoning():
         (chat(system(), user("What is the time?")), Cause.ANOTHER_TASK),
         (chat(system(SYSTEM.replace("Nov 21", "Nov 23")), user("Hi.")), Cause.DATE),
         (chat(system(SYSTEM[:-20]), user("Hi.")), Cause.SYSTEM_EDITED),
-        (
-            chat(system("You survey a repository."), user("Survey."), tools=TOOLS[:2]),
-            Cause.OTHER_CONVERSATION,
-        ),
-        (chat(system("You survey a repository."), user("Survey.")), Cause.OTHER_CONVERSATION),
+        (chat(system("You survey."), user("Survey."), tools=TOOLS[:2]), Cause.OTHER_CONVERSATION),
+        (chat(system("You survey."), user("Survey.")), Cause.OTHER_CONVERSATION),
     ],
 )
 def test_a_divergence_between_two_sessions_has_no_rule(new, cause):
@@ -308,21 +247,17 @@ def test_a_divergence_reports_its_place_and_its_cost():
     assert length(OLD) - behind - tools - 20 <= place.lost <= length(OLD) - behind - tools + 20
 
 
+ANSWERED = reply("Well.", "Look first.", read=ARGUMENTS)
+OTHER_FILE = reply(reasoning="Look first.", read={"path": "x"})
+
+
 @pytest.mark.parametrize(
     ("new", "section", "message"),
     [
-        (chat(system(), *HISTORY, *REST, tools=TOOLS[1:]), Section.TOOLS, None),
-        (chat(system(), TASK, reply(read={"path": "src/parser.py"}), *HISTORY[2:]), Section.REASONING, 2),
-        (
-            chat(system(), TASK, reply("Well.", "Look first.", read={"path": "src/parser.py"})),
-            Section.REPLY,
-            2,
-        ),
-        (
-            chat(system(), TASK, reply(reasoning="Look first.", read={"path": "x"}), *HISTORY[2:]),
-            Section.CALL,
-            2,
-        ),
+        (then(*HISTORY, tools=TOOLS[1:]), Section.TOOLS, None),
+        (chat(system(), TASK, reply(read=ARGUMENTS), *HISTORY[2:]), Section.REASONING, 2),
+        (chat(system(), TASK, ANSWERED), Section.REPLY, 2),
+        (chat(system(), TASK, OTHER_FILE, *HISTORY[2:]), Section.CALL, 2),
         (chat(system(), TASK, ROUND[0], result("read", "y"), *HISTORY[3:]), Section.RESULT, 3),
         (chat(system(), user("Another."), *HISTORY[1:]), Section.USER, 1),
     ],
@@ -347,11 +282,8 @@ def test_an_extended_history_does_not_diverge(new):
 
 
 def test_the_division_of_a_text_into_parts_and_cache_marks_cause_no_divergence():
-    parts = [
-        {"type": "text", "text": "One.", "cache_control": {"type": "ephemeral"}},
-        {"type": "text", "text": "Two."},
-    ]
-    old = chat(system(), {"role": "user", "content": parts})
+    marked = {"type": "text", "text": "One.", "cache_control": {"type": "ephemeral"}}
+    old = chat(system(), user([marked, {"type": "text", "text": "Two."}]))
     new = chat(system(), user("One.\nTwo."), DONE, NEXT)
     assert parted(old, new) is None
     assert first_difference(old, new) is None
@@ -363,27 +295,18 @@ def test_an_inserted_message_makes_everything_behind_it_lost():
     assert place.lost == length(OLD) - length(chat(system(), TASK))
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "count"), [("", "", 0), ("a", "", 0), ("abc", "abd", 2), ("ab", "abc", 2)]
-)
-def test_common_start_counts_equal_leading_characters(one, other, count):
-    assert common_start(one, other) == common_start(other, one) == count
-
-
-def test_common_start_counts_equal_leading_characters_of_long_texts():
+def test_common_start_counts_equal_leading_characters():
+    for one, other, count in [("", "", 0), ("a", "", 0), ("abc", "abd", 2), ("ab", "abc", 2)]:
+        assert common_start(one, other) == common_start(other, one) == count
     text = "x" * 100_000
-    assert [common_start(text, text[:n] + "y" + text) for n in (0, 1, 65_535, 99_999)] == [
-        0,
-        1,
-        65_535,
-        99_999,
-    ]
+    for n in (0, 1, 65_535, 99_999):
+        assert common_start(text, text[:n] + "y" + text) == n
 
 
 def image(data, text=None):
     """Return a message with an image, and a question about it."""
     shown = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
-    return {"role": "user", "content": [shown, *([{"type": "text", "text": text}] if text else [])]}
+    return user([shown, *([{"type": "text", "text": text}] if text else [])])
 
 
 @pytest.mark.parametrize("question", [None, "What is this?"])
@@ -398,15 +321,12 @@ def test_another_image_with_the_same_text_is_another_message(question, rest, cau
     assert explained(old, new).cause is cause
 
 
+EMPTY = {"type": "text", "text": ""}
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
-    [
-        (user(""), reply("")),
-        (
-            {"role": "user", "content": [{"type": "text", "text": ""}] * 2},
-            {"role": "user", "content": [{"type": "text", "text": ""}]},
-        ),
-    ],
+    [(user(""), reply("")), (user([EMPTY, EMPTY]), user([EMPTY]))],
     ids=["another role", "fewer empty parts"],
 )
 def test_last_messages_that_differ_without_any_text_do_not_diverge(before, after):

@@ -33,33 +33,32 @@ SUMMARY = "Another language model started to solve this problem and produced a s
 PLAN = "CRITICAL: Respond with text only. Summarise what was done."
 
 
+ROUND_TRIP = reply(bash={"command": "ls"}), result("bash", "a\nb")
+CLEARED = ROUND[0], result("read", "[Old tool result content cleared]")
+SUGGEST = user("[SUGGESTION MODE: Suggest what comes next.]")
+
+
+def then(*messages, text=SYSTEM, **more):
+    """Return a request with the history, a reply and these messages."""
+    return chat(system(text), *HISTORY, DONE, *messages, **more)
+
+
 @pytest.mark.parametrize(
     ("new", "kind"),
     [
         (chat(system(), TASK, *ROUND), RequestKind.BRANCH),
         (chat(system(), *HISTORY), RequestKind.RETRY),
-        (
-            chat(system(), *HISTORY, reply(bash={"command": "ls"}), result("bash", "a\nb")),
-            RequestKind.TOOL_ROUND_TRIP,
-        ),
-        (chat(system(), *HISTORY, DONE, NEXT), RequestKind.MAIN_TURN),
-        (chat(system(), *HISTORY, DONE, NEXT, reasoning_effort="low"), RequestKind.MAIN_TURN),
+        (chat(system(), *HISTORY, *ROUND_TRIP), RequestKind.TOOL_ROUND_TRIP),
+        (then(NEXT), RequestKind.MAIN_TURN),
+        (then(NEXT, reasoning_effort="low"), RequestKind.MAIN_TURN),
+        (then(user("What did we do so far?")), RequestKind.MAIN_TURN),  # a question about earlier work
         (chat(system(), TASK, *ROUND, reply("No."), NEXT), RequestKind.BRANCH),
-        (chat(system(SYSTEM.replace("Sat Nov 21", "Sun Nov 22")), *HISTORY, DONE, NEXT), RequestKind.REWRITE),
-        (chat(system(), *HISTORY, DONE, NEXT, tools=TOOLS[::-1]), RequestKind.REWRITE),
-        (
-            chat(system(), TASK, ROUND[0], result("read", "[Old tool result content cleared]"), *HISTORY[3:]),
-            RequestKind.REWRITE,
-        ),
-        (
-            chat(system(), *HISTORY, DONE, user("[SUGGESTION MODE: Suggest what comes next.]")),
-            RequestKind.SIDE,
-        ),
-        (chat(system(), *HISTORY, DONE, user(PLAN)), RequestKind.COMPACTION),
-        (
-            chat(system(), *HISTORY[2:], DONE, user(PLAN)),
-            RequestKind.COMPACTION,
-        ),  # the oldest messages left out
+        (then(NEXT, text=SYSTEM.replace("Sat Nov 21", "Sun Nov 22")), RequestKind.REWRITE),
+        (then(NEXT, tools=TOOLS[::-1]), RequestKind.REWRITE),
+        (chat(system(), TASK, *CLEARED, *HISTORY[3:]), RequestKind.REWRITE),
+        (then(SUGGEST), RequestKind.SIDE),
+        (then(user(PLAN)), RequestKind.COMPACTION),
+        (chat(system(), *HISTORY[2:], DONE, user(PLAN)), RequestKind.COMPACTION),  # the oldest left out
         (chat(system(), TASK, user(SUMMARY)), RequestKind.COMPACTION),
         (chat(system(), user(SUMMARY)), RequestKind.COMPACTION),
         (
@@ -67,14 +66,8 @@ PLAN = "CRITICAL: Respond with text only. Summarise what was done."
             RequestKind.SIDE,
         ),
         (chat(system(ADVISER), user("rm -rf build"), tools=[]), RequestKind.SIDE),
-        (
-            chat(system(ADVISER), user("rm -rf build"), tools=[tool("answer", safe="boolean")]),
-            RequestKind.SIDE,
-        ),
-        (
-            chat(system("You survey a repository."), user("Survey."), tools=TOOLS[:2]),
-            RequestKind.COLD,
-        ),  # a sub-agent
+        (chat(system(ADVISER), user("rm"), tools=[tool("answer", safe="boolean")]), RequestKind.SIDE),
+        (chat(system("You survey."), user("Survey."), tools=TOOLS[:2]), RequestKind.COLD),  # a sub-agent
         (chat(system(), user("What is the time?")), RequestKind.COLD),
     ],
 )
@@ -119,11 +112,9 @@ def test_a_request_that_continues_a_side_request_is_a_side_request():
     clients.sends(OLD)
     first = (user("Is this safe: ls"), reply("Yes."))
     aside = Who(ME.client)
-    assert clients.explains(chat(system(ADVISER), first[0], tools=[]), aside).kind is RequestKind.SIDE
-    assert (
-        clients.explains(chat(system(ADVISER), *first, user("And rm?"), tools=[]), aside).kind
-        is RequestKind.SIDE
-    )
+    for messages in (first[:1], (*first, user("And rm?"))):
+        new = chat(system(ADVISER), *messages, tools=[])
+        assert clients.explains(new, aside).kind is RequestKind.SIDE
     assert clients.explains(chat(system(), *HISTORY, DONE, NEXT)).kind is RequestKind.MAIN_TURN
 
 
@@ -134,15 +125,6 @@ def test_a_user_message_that_quotes_the_phrases_of_side_requests_is_a_main_turn(
     new = chat(system(), *HISTORY, DONE, asked)
     assert clients.explains(new).kind is RequestKind.MAIN_TURN
     assert not asks_for_summary(new)
-
-
-def test_a_user_question_about_earlier_work_is_not_a_compaction():
-    clients = Clients()
-    clients.sends(OLD)
-    assert (
-        clients.explains(chat(system(), *HISTORY, DONE, user("What did we do so far?"))).kind
-        is RequestKind.MAIN_TURN
-    )
 
 
 def test_a_tool_result_that_quotes_a_summary_is_a_tool_round_trip():
