@@ -51,16 +51,14 @@ def noted_in(doc: Doc) -> list[int]:
     return [n for n, message in enumerate(doc["messages"]) if noted(str(message["content"]))]
 
 
-def test_a_note_is_one_block_with_a_heading():
+def test_a_note_is_one_block_with_a_heading_and_the_latest_fact_of_each_place():
     text = note([DAY, FILE])
     assert text.startswith("<system-reminder>\nParts of what stands further up have changed since.")
     assert text.endswith(
         "\n\nCurrent date: 2026-11-22\n\nInstructions from: AGENTS.md\n- Test.\n</system-reminder>"
     )
-
-
-def test_only_the_later_of_two_facts_of_one_place_is_noted():
     assert note([DAY, FILE, OTHER_DAY]) == note([OTHER_DAY, FILE])
+    assert with_notes(doc := chat(SAID, NEXT)) is doc, "nothing to note"
 
 
 @pytest.mark.parametrize(
@@ -82,44 +80,42 @@ def test_a_fact_is_noted_in_the_newest_message_that_can_carry_a_note(behind, com
     assert told["messages"][place]["content"] == f"{doc['messages'][place]['content']}\n\n{note([DAY])}"
 
 
-def test_a_request_without_facts_is_not_edited():
-    doc = chat(SAID, NEXT)
-    assert with_notes(doc) is doc
+LOOK, TOLD = f"Fix it.\n\n{note([DAY])}", f"import os\n\n{note([DAY])}"
+USE = {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "read", "input": {}}]}
+USED = {"type": "tool_result", "tool_use_id": "c1"}
+CALL = {"type": "function_call", "call_id": "c1", "name": "read", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "c1"}
+
+
+def parts(*texts: str) -> Doc:
+    return {"role": "user", "content": [{"type": "text", "text": text} for text in texts]}
+
+
+@pytest.mark.parametrize(
+    ("api", "before", "newest", "noted_newest"),
+    [
+        (Api.CHAT, [], parts("Now.", "Fix it."), parts("Now.", LOOK)),
+        (Api.CHAT, [], {**ASKED, "content": ""}, {**ASKED, "content": note([DAY])}),
+        (
+            Api.MESSAGES,
+            [ASKED, USE],
+            {"role": "user", "content": [{**USED, "content": "import os"}]},
+            {"role": "user", "content": [{**USED, "content": TOLD}]},
+        ),
+        (Api.RESPONSES, [ASKED, CALL], {**OUTPUT, "output": "import os"}, {**OUTPUT, "output": TOLD}),
+    ],
+    ids=["the last part", "an empty message", "anthropic result", "responses output"],
+)
+def test_a_note_is_appended_to_the_last_text(api, before, newest, noted_newest):
+    key = "input" if api is Api.RESPONSES else "messages"
+    told = with_notes({key: [*before, newest]}, DAY, common=len(before[:1]), api=api)
+    assert told[key] == [*before, noted_newest]
 
 
 def test_a_request_without_a_user_message_has_no_place_for_a_note():
     layout = laid_out({"messages": [SYSTEM]})
     assert base.place(layout, 0) is None
     assert note_edits(layout, None, 0, [DAY]) == ([], {})
-
-
-def test_a_note_is_appended_to_the_last_part_of_a_message():
-    parts = [{"type": "text", "text": "Fix it."}, {"type": "text", "text": "Soon."}]
-    told = with_notes({"messages": [{"role": "user", "content": parts}]}, DAY)["messages"][0]["content"]
-    assert told[0] == parts[0]
-    assert told[1]["text"] == f"Soon.\n\n{note([DAY])}"
-
-
-def test_a_note_becomes_the_text_of_an_empty_message():
-    assert with_notes({"messages": [{"role": "user", "content": ""}]}, DAY)["messages"][0]["content"] == note(
-        [DAY]
-    )
-
-
-def test_a_note_follows_results_in_anthropic_bodies():
-    result = {"type": "tool_result", "tool_use_id": "c1", "content": "import os"}
-    use = {"type": "tool_use", "id": "c1", "name": "read", "input": {}}
-    messages = [ASKED, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
-    told = with_notes({"messages": messages}, DAY, common=1, api=Api.MESSAGES)
-    assert told["messages"][2]["content"][0]["content"] == f"import os\n\n{note([DAY])}"
-    assert told["messages"][:2] == messages[:2]
-
-
-def test_a_note_follows_results_in_responses_bodies():
-    call = {"type": "function_call", "call_id": "c1", "name": "read", "arguments": "{}"}
-    result = {"type": "function_call_output", "call_id": "c1", "output": "import os"}
-    told = with_notes({"input": [ASKED, call, result]}, DAY, common=1, api=Api.RESPONSES)
-    assert told["input"] == [ASKED, call, {**result, "output": f"import os\n\n{note([DAY])}"}]
 
 
 # -- notes of earlier requests -----------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
-from slotkeeper.conversation.layout import Layout, edited
+from slotkeeper.conversation.layout import Edit, Layout, edited
 from slotkeeper.conversation.rules.pruning import common, left_of, pruned
 
 Doc = dict[str, Any]
@@ -142,6 +142,15 @@ def test_a_pruned_result_may_be_a_text_or_a_list_of_parts(now, first):
     assert laid_out(*back["messages"]).messages[2].has_texts_of(old.messages[2])
 
 
+def edits(first: Doc, now: Doc, api: Api) -> list[Edit]:
+    return [*pruned(laid_out(now, api=api).messages[0], laid_out(first, api=api).messages[0])]
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png"}}
+QUICK = "<system-reminder>\nBe quick.\n</system-reminder>"
+PASSED, FAILED = block("3 tests passed", "c2"), block("1 test failed", "c2")
+
+
 @pytest.mark.parametrize(
     ("first", "now"),
     [
@@ -149,47 +158,29 @@ def test_a_pruned_result_may_be_a_text_or_a_list_of_parts(now, first):
         ({"role": "assistant", "content": FILE}, {"role": "assistant", "content": CLEARED}),
         ({"role": "system", "content": FILE}, {"role": "system", "content": CLEARED}),
         (result(FILE), user(CLEARED)),
-        (result([{"type": "image_url", "image_url": {"url": "data:image/png"}}]), result(CLEARED)),
+        (result([IMAGE]), result(CLEARED)),
+        (result(f"{FILE}\n\n{QUICK.replace('quick', 'quick, ' * 40)}"), result(FILE)),
+        (user([block(FILE), PASSED]), user([block(CLEARED), FAILED])),
     ],
-    ids=["a user's", "a reply", "system text", "another role", "an image"],
+    ids=["a user's", "a reply", "system text", "another role", "an image", "a reminder", "another change"],
 )
 def test_only_the_text_of_a_tool_result_can_be_pruned(first, now):
-    assert not pruned(laid_out(now).messages[0], laid_out(first).messages[0])
+    api = Api.MESSAGES if isinstance(now["content"], list) else Api.CHAT
+    assert not edits(first, now, api)
 
 
 def test_each_of_several_results_in_one_message_may_be_pruned():
     first = user([block(FILE), block(PARTS, "c2"), block("3 tests passed", "c3")])
     now = user([block(CLEARED), block(CLEARED, "c2"), block("3 tests passed", "c3")])
-    edits = pruned(laid_out(now, api=Api.MESSAGES).messages[0], laid_out(first, api=Api.MESSAGES).messages[0])
-    assert [(edit.path, edit.after) for edit in edits] == [
+    assert [(edit.path, edit.after) for edit in edits(first, now, Api.MESSAGES)] == [
         (("messages", 0, "content", 0, "content"), FILE),
         (("messages", 0, "content", 1, "content"), PARTS),
     ]
-
-
-def test_a_message_with_another_change_besides_pruning_is_a_different_message():
-    first = user([block(FILE), block("3 tests passed", "c2")])
-    now = user([block(CLEARED), block("1 test failed", "c2")])
-    assert not pruned(
-        laid_out(now, api=Api.MESSAGES).messages[0], laid_out(first, api=Api.MESSAGES).messages[0]
-    )
-
-
-def test_a_reminder_that_disappears_beside_a_result_does_not_hide_the_pruning():
-    reminder = {"type": "text", "text": "<system-reminder>\nBe quick.\n</system-reminder>"}
-    first, now = user([block(FILE), reminder]), user([block(CLEARED)])
-    assert pruned(laid_out(now, api=Api.MESSAGES).messages[0], laid_out(first, api=Api.MESSAGES).messages[0])
-
-
-def test_a_reminder_removed_from_a_result_is_not_pruning():
-    first = result(f"{FILE}\n\n<system-reminder>\n{'Be quick. ' * 40}\n</system-reminder>")
-    assert not pruned(laid_out(result(FILE)).messages[0], laid_out(first).messages[0])
+    reminded = user([block(FILE), {"type": "text", "text": QUICK}])
+    assert edits(reminded, user([block(CLEARED)]), Api.MESSAGES), "a reminder that goes hides no pruning"
 
 
 def test_pruned_results_of_the_responses_api_are_recognised():
-    first = {"type": "function_call_output", "call_id": "c1", "output": FILE}
-    now = {**first, "output": CLEARED}
-    (edit,) = pruned(
-        laid_out(now, api=Api.RESPONSES).messages[0], laid_out(first, api=Api.RESPONSES).messages[0]
-    )
+    output = {"type": "function_call_output", "call_id": "c1"}
+    (edit,) = edits({**output, "output": FILE}, {**output, "output": CLEARED}, Api.RESPONSES)
     assert (edit.path, edit.before, edit.after) == (("input", 0, "output"), CLEARED, FILE)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from slotkeeper.api.head import Api
 from slotkeeper.conversation.layout import Edit
 from slotkeeper.conversation.rules.moving import Countdown, Reminders
@@ -42,18 +44,21 @@ def turn(text: str) -> tuple[Doc, Doc]:
     return {"role": "assistant", "content": "Done."}, {"role": "user", "content": text}
 
 
+def sent(first: Doc, second: Doc, api: Api = Api.CHAT) -> Doc:
+    """Return the second request of a session as it is sent."""
+    session = Session([Reminders()], api)
+    session.send(first)
+    return session.send(second).doc
+
+
 def test_a_reminder_that_qwen_code_drops_on_resume_is_restored():
-    session = Session([Reminders()])
-    session.send(qwen(days=(SATURDAY,)))
     resumed = qwen(*turn("Next."))
-    after = session.send(resumed).doc
+    after = sent(qwen(days=(SATURDAY,)), resumed)
     assert after["messages"] == qwen(*turn("Next."), days=(SATURDAY,))["messages"]
 
 
 def test_a_reminder_added_to_an_old_message_is_noted_at_the_end():
-    session = Session([Reminders()])
-    session.send(qwen())
-    after = session.send(qwen(*turn("Next."), days=(SUNDAY,))).doc
+    after = sent(qwen(), qwen(*turn("Next."), days=(SUNDAY,)))
     assert after["messages"][:-1] == qwen(*turn("Next."))["messages"][:-1]
     assert noted(after["messages"][-1]["content"]) == (today(SUNDAY),)
 
@@ -71,10 +76,8 @@ def test_a_changed_reminder_is_restored_and_each_change_is_noted():
 
 
 def test_a_changed_setup_block_of_a_session_is_noted_as_a_whole():
-    session = Session([Reminders()])
-    session.send(qwen())
     other = SETUP.replace("Saturday, November 21", "Sunday, November 22")
-    after = session.send(qwen(*turn("Next."), setup=other)).doc
+    after = sent(qwen(), qwen(*turn("Next."), setup=other))
     assert after["messages"][1] == qwen()["messages"][1]
     (note,) = noted(after["messages"][-1]["content"])
     assert f"<system-reminder>\n{note}\n</system-reminder>" == other
@@ -83,6 +86,7 @@ def test_a_changed_setup_block_of_a_session_is_noted_as_a_whole():
 # -- Claude Code -------------------------------------------------------------------------------------------
 
 EMPTY_LIST = reminder("Your todo list is empty. Do not mention this to the user.")
+LATER = {"role": "assistant", "content": [part("Done.")]}
 USE = {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "read", "input": {}}]}
 
 
@@ -100,42 +104,46 @@ def result(*texts: str) -> Doc:
 
 
 def test_a_reminder_beside_a_result_is_restored_there_if_the_client_moves_it():
-    session = Session([Reminders()], Api.MESSAGES)
-    session.send(claude(says("Fix the cart."), USE, result(EMPTY_LIST)))
-    later = {"role": "assistant", "content": [part("Done.")]}
-    after = session.send(claude(says("Fix the cart."), USE, result(), later, says("Next.", EMPTY_LIST))).doc
+    after = sent(
+        claude(says("Fix the cart."), USE, result(EMPTY_LIST)),
+        claude(says("Fix the cart."), USE, result(), LATER, says("Next.", EMPTY_LIST)),
+        Api.MESSAGES,
+    )
     assert after["messages"] == [
         says("Fix the cart."),
         USE,
         result(EMPTY_LIST),
-        later,
+        LATER,
         says("Next.", EMPTY_LIST),
     ]
 
 
 def test_a_reminder_inside_a_text_is_restored_inside_it():
-    session = Session([Reminders()], Api.MESSAGES)
-    session.send(claude(says(f"{EMPTY_LIST}\nFix the cart.")))
-    later = {"role": "assistant", "content": [part("Done.")]}
-    after = session.send(claude(says("Fix the cart."), later, says("Next."))).doc
-    assert after["messages"] == [says(f"{EMPTY_LIST}\nFix the cart."), later, says("Next.")]
+    after = sent(
+        claude(says(f"{EMPTY_LIST}\nFix the cart.")),
+        claude(says("Fix the cart."), LATER, says("Next.")),
+        Api.MESSAGES,
+    )
+    assert after["messages"] == [says(f"{EMPTY_LIST}\nFix the cart."), LATER, says("Next.")]
 
 
 def test_a_new_reminder_that_is_also_elsewhere_in_the_request_is_not_noted():
-    session = Session([Reminders()], Api.MESSAGES)
-    session.send(claude(says("Fix the cart.")))
-    later = {"role": "assistant", "content": [part("Done.")]}
-    after = session.send(claude(says(EMPTY_LIST, "Fix the cart."), later, says("Next.", EMPTY_LIST))).doc
-    assert after["messages"] == [says("Fix the cart."), later, says("Next.", EMPTY_LIST)]
+    after = sent(
+        claude(says("Fix the cart.")),
+        claude(says(EMPTY_LIST, "Fix the cart."), LATER, says("Next.", EMPTY_LIST)),
+        Api.MESSAGES,
+    )
+    assert after["messages"] == [says("Fix the cart."), LATER, says("Next.", EMPTY_LIST)]
 
 
 def test_changed_instruction_files_are_noted_as_a_whole():
     rules = "# claudeMd\nContents of CLAUDE.md:\n\n- Test.{}\n\n# currentDate\nToday's date is 2026-11-2{}."
-    session = Session([Reminders()], Api.MESSAGES)
-    session.send(claude(says(reminder(rules.format("", 1)), "Fix the cart.")))
-    later = {"role": "assistant", "content": [part("Done.")]}
     now = rules.format("\n- Use csv.", 2)
-    after = session.send(claude(says(reminder(now), "Fix the cart."), later, says("Next."))).doc
+    after = sent(
+        claude(says(reminder(rules.format("", 1)), "Fix the cart.")),
+        claude(says(reminder(now), "Fix the cart."), LATER, says("Next.")),
+        Api.MESSAGES,
+    )
     assert after["messages"][0] == says(reminder(rules.format("", 1)), "Fix the cart.")
     assert noted(after["messages"][2]["content"][0]["text"]) == (now,)
 
@@ -146,13 +154,12 @@ def test_a_token_count_beside_a_dropped_reminder_is_noted_once():
             f"{before}Go.\n<system_warning>Token usage: {200 - left}/200; {left} remaining</system_warning>"
         )
 
-    later = {"role": "assistant", "content": [part("Done.")]}
     session = Session([Countdown(), Reminders()], Api.MESSAGES)
     session.send(claude(warned(190, f"{EMPTY_LIST}\n")))
     first, told = session.before.sent.messages[1].texts[0].text, []
     turns: tuple[Doc, ...] = ()
     for left in (150, 120):
-        turns = (*turns, later, says(f"Next at {left}."))
+        turns = (*turns, LATER, says(f"Next at {left}."))
         after = session.send(claude(warned(left), *turns)).doc
         assert after["messages"][0]["content"][0]["text"] == first
         told.append(noted(after["messages"][-1]["content"][0]["text"]))
@@ -164,10 +171,7 @@ def test_a_token_count_beside_a_dropped_reminder_is_noted_once():
 
 def test_a_token_count_added_to_an_earlier_message_is_noted_at_the_end():
     warning = "<system_warning>Token usage: 50/200; 150 remaining</system_warning>"
-    session = Session([Reminders()], Api.MESSAGES)
-    session.send(claude(says("Go.")))
-    later = {"role": "assistant", "content": [part("Done.")]}
-    after = session.send(claude(says(f"Go.\n{warning}"), later, says("Next."))).doc
+    after = sent(claude(says("Go.")), claude(says(f"Go.\n{warning}"), LATER, says("Next.")), Api.MESSAGES)
     assert after["messages"][0] == says("Go.")
     assert noted(after["messages"][2]["content"][0]["text"]) == (warning,)
 
@@ -175,27 +179,23 @@ def test_a_token_count_added_to_an_earlier_message_is_noted_at_the_end():
 # -- what is not edited ------------------------------------------------------------------------------------
 
 
-def edits(now: Doc, sent: Doc) -> list[Edit]:
-    return [change for change in Reminders().changes(scene(now, sent)) if isinstance(change, Edit)]
+def dated(day: int, doc: Doc) -> Doc:
+    """Return the request with a date in the system text, which is left to another rule."""
+    system = {"role": "system", "content": f"Go.\nToday's date: 2026-11-{day}"}
+    return {"messages": [system, *doc["messages"][1:]]}
 
 
-def test_the_newest_message_is_not_edited():
-    first = qwen()
-    now = qwen(*turn(f"Next.\n{EMPTY_LIST}"))
-    assert edits(now, first) == []
-
-
-def test_a_message_that_a_user_rewrites_is_not_restored():
-    first = qwen(*turn(f"{EMPTY_LIST}\nGo left."))
-    now = qwen(*turn("Go right."))
-    assert edits(now, first) == []
-
-
-def test_facts_in_the_system_text_are_left_to_other_rules():
-    first, now = qwen(), qwen(*turn("Next."))
-    first["messages"][0] = {"role": "system", "content": "Go.\nToday's date: 2026-11-21"}
-    now["messages"][0] = {"role": "system", "content": "Go.\nToday's date: 2026-11-22"}
-    assert edits(now, first) == []
+@pytest.mark.parametrize(
+    ("now", "sent"),
+    [
+        (qwen(*turn(f"Next.\n{EMPTY_LIST}")), qwen()),
+        (qwen(*turn("Go right.")), qwen(*turn(f"{EMPTY_LIST}\nGo left."))),
+        (dated(22, qwen(*turn("Next."))), dated(21, qwen())),
+    ],
+    ids=["the newest message", "a message that a user rewrites", "a fact of the system text"],
+)
+def test_what_is_no_reminder_of_an_earlier_message_is_not_edited(now, sent):
+    assert not [change for change in Reminders().changes(scene(now, sent)) if isinstance(change, Edit)]
 
 
 def test_a_block_that_contains_the_end_tag_of_a_note_is_not_moved():

@@ -55,13 +55,7 @@ def test_a_pruned_result_is_restored_as_it_was_sent():
 @pytest.mark.parametrize("room", [None, Room(2048)], ids=["not known", "too small"])
 def test_a_pruned_request_without_room_is_not_edited(room):
     assert apply_rule(PrunedResults(), PRUNED, SENT, room=room) is PRUNED
-
-
-def test_a_first_request_and_a_request_without_results_are_not_edited():
-    assert apply_rule(PrunedResults(), PRUNED, room=ROOM) is PRUNED
-    assert apply_rule(PrunedResults(), chat(ASKED, DONE, NEXT), chat(ASKED), room=ROOM) == chat(
-        ASKED, DONE, NEXT
-    )
+    assert apply_rule(PrunedResults(), PRUNED, room=ROOM) is PRUNED, "a first request"
 
 
 def test_all_pruned_results_of_a_request_are_restored_or_none():
@@ -76,12 +70,14 @@ def test_a_result_that_was_sent_pruned_stays_pruned():
     assert apply_rule(PrunedResults(), PRUNED, sent, received=SENT, room=ROOM) is PRUNED
 
 
-def test_a_pruned_result_of_the_anthropic_api_is_restored():
-    def body(content: Any, *behind: Doc) -> Doc:
-        used = {"type": "tool_use", "id": "c1", "name": "read_file", "input": {"path": "a.txt"}}
-        given = {"type": "tool_result", "tool_use_id": "c1", "content": content}
-        return {"messages": [ASKED, {"role": "assistant", "content": [used]}, user([given]), *behind]}
+def body(content: Any, *behind: Doc) -> Doc:
+    """Return a request of the Anthropic API with a result."""
+    used = {"type": "tool_use", "id": "c1", "name": "read_file", "input": {"path": "a.txt"}}
+    given = {"type": "tool_result", "tool_use_id": "c1", "content": content}
+    return {"messages": [ASKED, {"role": "assistant", "content": [used]}, user([given]), *behind]}
 
+
+def test_a_pruned_result_of_the_anthropic_api_is_restored():
     parts = [{"type": "text", "text": FILE[:100]}, {"type": "text", "text": FILE[100:]}]
     for first in (FILE, parts):
         now, full = body(CLEARED, DONE, NEXT), body(first, DONE, NEXT)
@@ -142,11 +138,6 @@ def test_a_turn_begins_with_a_user_message(newest, begins):
 
 
 def test_results_in_a_user_message_do_not_begin_a_turn():
-    def body(content: Any, *behind: Doc) -> Doc:
-        used = {"type": "tool_use", "id": "c1", "name": "read_file", "input": {"path": "a.txt"}}
-        given = {"type": "tool_result", "tool_use_id": "c1", "content": content}
-        return {"messages": [ASKED, {"role": "assistant", "content": [used]}, user([given]), *behind]}
-
     more = ({"role": "assistant", "content": "Wait."}, user([{"type": "tool_result", "content": "Nothing."}]))
     full = laid_out(body(FILE, *more), Api.MESSAGES)
     just = Room(-(-length(full) // CHARACTERS_A_TOKEN) * 4 // 3 + 4)

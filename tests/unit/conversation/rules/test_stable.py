@@ -75,25 +75,20 @@ def test_the_billing_stamp_is_restored_on_every_route():
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "asked"),
     [
-        PROMPT,
-        "\n" + HEADER.format("a1b2c"),
-        HEADER.format("a1b2c7"),
-        HEADER.format("a1"),
-        "x-anthropic-billing-header: cc_entrypoint=cli;",
-        HEADER.format("fffff"),
+        (PROMPT, ASKED),
+        ("\n" + HEADER.format("a1b2c"), ASKED),
+        (HEADER.format("a1b2c7"), ASKED),
+        (HEADER.format("a1"), ASKED),
+        ("x-anthropic-billing-header: cc_entrypoint=cli;", ASKED),
+        (HEADER.format("fffff"), ASKED),
+        (PROMPT, {"role": "user", "content": HEADER.format("a1b2c")}),
     ],
 )
-def test_a_text_that_is_not_a_billing_stamp_is_not_edited(text):
-    now = {"messages": [system(text), ASKED]}
+def test_a_text_that_is_not_a_billing_stamp_is_not_edited(text, asked):
+    now = {"messages": [system(text), asked]}
     assert apply_rule(BillingNonce(), now, {"messages": [system(HEADER.format("fffff")), ASKED]}) is now
-
-
-def test_a_billing_stamp_in_a_user_message_is_not_edited():
-    now = {"messages": [system(PROMPT), {"role": "user", "content": HEADER.format("a1b2c")}]}
-    first = {"messages": [system(HEADER.format("fffff")), ASKED]}
-    assert apply_rule(BillingNonce(), now, first) is now
 
 
 # -- white space ------------------------------------------------------------------------------------------
@@ -114,19 +109,6 @@ def test_trimmed_white_space_of_reasoning_is_restored_as_sampled():
     assert after["messages"][4] == reply("", "\nThen that.\n", "c2")
 
 
-def test_a_reply_with_another_text_is_sent_unchanged():
-    now = chat(reply("I looked.", None, "c1"), result("c1"), reply("All done."), NEXT)
-    replies = [reply("I look.\n\n", None, "c1"), reply("Done.\n")]
-    assert apply_rule(TrailingWhitespace(), now, chat(), replies=replies) is now
-
-
-def test_white_space_is_not_restored_if_two_sampled_replies_match():
-    now = chat(reply("Done."), NEXT)
-    assert (
-        apply_rule(TrailingWhitespace(), now, chat(), replies=[reply("Done.\n"), reply("Done.\n\n")]) is now
-    )
-
-
 def test_messages_that_were_already_sent_keep_their_white_space():
     sent = chat(reply("I look.\n", None, "c1"), result("c1", "1: import os\n"))
     trimmed = {"role": "user", "content": "Look at it.  "}
@@ -141,21 +123,32 @@ def test_white_space_that_the_client_trims_again_is_restored_again():
     assert after == chat(reply("Done.\n"), NEXT, reply("Good."))
 
 
-def test_a_rewritten_system_text_keeps_its_new_white_space():
-    now = {"messages": [system("You are somebody else."), ASKED, NEXT]}
-    assert apply_rule(TrailingWhitespace(), now, chat()) is now
+TWO = chat(reply("I looked.", None, "c1"), result("c1"), reply("All done."), NEXT)
+BEGUN = reply("Once upon\n\n")
 
 
-def test_the_newest_user_message_is_not_edited():
-    now = {"messages": [system("You are pi.\n"), {"role": "user", "content": "Look at it.\n"}]}
-    assert apply_rule(TrailingWhitespace(), now, chat()) is now
-
-
-@pytest.mark.parametrize("sent", [chat(), chat(reply("Once upon\n\n"))], ids=["new", "sent before"])
-def test_a_reply_that_the_engine_is_to_continue_is_not_edited(sent):
-    """The client joins the text that it has with what it gets: white space that it does not know is lost."""
-    now = chat(reply("Once upon"))
-    assert apply_rule(TrailingWhitespace(), now, sent, replies=[reply("Once upon\n\n")]) is now
+@pytest.mark.parametrize(
+    ("now", "sent", "replies"),
+    [
+        (TWO, chat(), [reply("I look.\n\n", None, "c1"), reply("Done.\n")]),
+        (chat(reply("Done."), NEXT), chat(), [reply("Done.\n"), reply("Done.\n\n")]),
+        ({"messages": [system("You are somebody else."), ASKED, NEXT]}, chat(), []),
+        ({"messages": [system("You are pi.\n"), {**ASKED, "content": "Look at it.\n"}]}, chat(), []),
+        # the client joins the text that it has with what it gets: white space that it does not know is lost
+        (chat(reply("Once upon")), chat(), [BEGUN]),
+        (chat(reply("Once upon")), chat(BEGUN), [BEGUN]),
+    ],
+    ids=[
+        "other texts",
+        "two replies match",
+        "a rewritten system text",
+        "the newest user message",
+        "a reply to continue",
+        "a reply to continue, sent before",
+    ],
+)
+def test_white_space_is_only_restored_in_a_finished_reply_of_which_one_form_is_known(now, sent, replies):
+    assert apply_rule(TrailingWhitespace(), now, sent, replies=replies) is now
 
 
 def test_the_parts_of_a_message_are_matched_one_by_one():
@@ -185,36 +178,38 @@ def test_reasoning_that_is_missing_in_one_reply_is_restored():
     assert after == chat(*sent["messages"][2:], reply("", "Then that.", "c2"), result("c2"))
 
 
-def test_no_reasoning_is_restored_for_a_client_that_never_sends_it():
-    sent = chat(reply("", "First this.", "c1"), result("c1"))
-    now = chat(reply("", None, "c1"), result("c1"), NEXT)
-    assert apply_rule(Reasoning(), now, sent, replies=[reply("", "First this.", "c1")]) is now
+THOUGHT = (reply("", "First this.", "c1"), result("c1"))
+SILENT = (reply("", None, "c1"), result("c1"))
+SECOND = (reply("", "Then that.", "c2"), result("c2"))
 
 
-def test_a_reply_that_was_sent_without_reasoning_stays_so():
-    sent = chat(reply("", None, "c1"), result("c1"))
-    now = chat(*sent["messages"][2:], reply("", "Then that.", "c2"), result("c2"))
-    assert apply_rule(Reasoning(), now, sent, replies=[reply("", "First this.", "c1")]) is now
-
-
-def test_a_summary_does_not_get_the_reasoning_of_its_request():
-    """opencode sends the reply to its request for a summary as a reply of the conversation."""
-    made = reply("## Goal\nRead it.", "They want a summary.")
-    now = chat(reply("## Goal\nRead it."), NEXT, reply("", "First this.", "c1"), result("c1"))
-    assert apply_rule(Reasoning(), now, chat(), replies=[made]) is now
-
-
-def test_a_text_message_before_a_reply_with_calls_gets_no_reasoning():
-    sent = chat(reply("", "First this.", "c1"), result("c1"))
-    now = chat(*sent["messages"][2:], reply("A summary."), reply("", "Then that.", "c2"), result("c2"))
-    replies = [reply("Something else.", "Then that.", "c2")]
+@pytest.mark.parametrize(
+    ("now", "sent", "replies"),
+    [
+        (chat(*SILENT, NEXT), chat(*THOUGHT), [THOUGHT[0]]),
+        (chat(*SILENT, *SECOND), chat(*SILENT), [THOUGHT[0]]),
+        (
+            chat(reply("## Goal\nRead it."), NEXT, *THOUGHT),
+            chat(),
+            [reply("## Goal\nRead it.", "They want a summary.")],
+        ),
+        (
+            chat(*THOUGHT, reply("A summary."), *SECOND),
+            chat(*THOUGHT),
+            [reply("Something else.", "Then that.", "c2")],
+        ),
+        (chat(reply("", "First.", "c1"), result("c1"), NEXT), chat(*THOUGHT), []),
+    ],
+    ids=[
+        "a client that never sends it",
+        "a reply that was sent without",
+        "a summary, which opencode sends as a reply",
+        "a text before a reply with calls",
+        "another reasoning",
+    ],
+)
+def test_reasoning_is_not_restored(now, sent, replies):
     assert apply_rule(Reasoning(), now, sent, replies=replies) is now
-
-
-def test_reasoning_with_another_text_is_not_edited():
-    sent = chat(reply("", "First this.", "c1"), result("c1"))
-    now = chat(reply("", "First.", "c1"), result("c1"), NEXT)
-    assert apply_rule(Reasoning(), now, sent) is now
 
 
 def test_an_emptied_reasoning_item_of_a_responses_client_gets_its_text_back():
