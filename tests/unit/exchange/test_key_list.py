@@ -22,18 +22,17 @@ def key_file(folder: Path, text: str, mode: int = 0o600) -> Path:
     return path
 
 
-def test_a_key_is_found_by_its_text_or_its_digest(tmp_path):
-    for line in (f'key = "{SECRET}"', f'sha256 = "{DIGEST}"'):
-        found = KeyList.read(key_file(tmp_path, f"[alice]\n{line}\nqueued = 3\n")).find(SECRET)
-        assert found is not None
-        assert (found.name, found.namespace, found.queued, found.operator) == ("alice", "alice", 3, False)
-
-
-def test_a_key_may_say_any_priority_unless_its_table_limits_it(tmp_path):
-    for line, most in (("", "high"), ('priority = "normal"', "normal"), ('priority = "low"', "low")):
-        found = KeyList.read(key_file(tmp_path, f'[alice]\nkey = "{SECRET}"\n{line}\n')).find(SECRET)
-        assert found is not None
-        assert found.priority == most
+@pytest.mark.parametrize("line", [f'key = "{SECRET}"', f'sha256 = "{DIGEST}"'])
+def test_a_key_is_found_by_its_text_or_its_digest_with_its_limits(tmp_path, line):
+    for more, queued, most in (
+        ("", None, "high"),
+        ("queued = 3", 3, "high"),
+        ('priority = "normal"', None, "normal"),
+        ('priority = "low"', None, "low"),
+    ):
+        found = KeyList.read(key_file(tmp_path, f"[alice]\n{line}\n{more}\n")).find(SECRET)
+        assert (found.name, found.namespace, found.operator) == ("alice", "alice", False)
+        assert (found.queued, found.priority) == (queued, most)
 
 
 def test_an_unknown_key_is_not_found_and_no_key_is_stored(tmp_path):
@@ -111,7 +110,6 @@ def test_a_new_key_is_found_by_the_entry_that_comes_with_it(tmp_path):
     key, table = new_key("a.b-c")
     assert key not in table
     found = KeyList.read(key_file(tmp_path, table, 0o644)).find(key)
-    assert found is not None
     assert found.name == "a.b-c"
     with pytest.raises(ValueError, match="is not a name"):
         new_key("a b")
@@ -128,7 +126,6 @@ class Limited:
     def refused(self) -> tuple[str, int] | None:
         """Return why the key may not begin a request now, and for how long."""
         key = self.keys.find(SECRET)
-        assert key is not None
         try:
             used = self.keys.begin(key)
         except CrowdedFault as fault:
@@ -138,14 +135,12 @@ class Limited:
 
     def costs(self, tokens: int) -> None:
         key = self.keys.find(SECRET)
-        assert key is not None
         self.keys.end(key, self.keys.begin(key), tokens)
 
 
 def test_a_key_has_a_limit_of_concurrent_requests(tmp_path):
     one = Limited(tmp_path, "concurrent = 2")
     key = one.keys.find(SECRET)
-    assert key is not None
     first, second = one.keys.begin(key), one.keys.begin(key)
     assert one.refused() == ("key_concurrent", 2)
     one.keys.end(key, first, 1)
@@ -171,14 +166,15 @@ def test_the_token_budget_of_a_key_refills_within_a_minute(tmp_path):
     assert one.refused() is None
 
 
-def test_a_key_without_limits_is_never_refused(tmp_path):
+def test_the_usage_of_a_key_survives_a_reload_and_ends_with_the_key(tmp_path):
     one = Limited(tmp_path, "")
     for _ in range(100):
         one.costs(10**6)
-    assert one.refused() is None
-
-
-def test_the_usage_of_a_key_survives_a_reload_and_ends_with_the_key(tmp_path):
+    assert one.refused() is None, "a key without limits"
+    key_file(tmp_path, "[alice\n")
+    with pytest.raises(KeysError):
+        one.keys.reload()
+    assert one.keys.find(SECRET) is not None, "an invalid list changes nothing"
     one = Limited(tmp_path, "tokens_per_minute = 600")
     one.costs(700)
     key_file(tmp_path, f'[alice]\nkey = "{SECRET}"\ntokens_per_minute = 650\n')
@@ -188,11 +184,3 @@ def test_the_usage_of_a_key_survives_a_reload_and_ends_with_the_key(tmp_path):
     one.keys.reload()
     assert one.keys.find(SECRET) is None
     assert one.keys._used == {}
-
-
-def test_an_invalid_key_list_on_reload_changes_nothing(tmp_path):
-    one = Limited(tmp_path, "")
-    key_file(tmp_path, "[alice\n")
-    with pytest.raises(KeysError):
-        one.keys.reload()
-    assert one.keys.find(SECRET) is not None

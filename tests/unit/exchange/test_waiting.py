@@ -12,8 +12,8 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from patience import PATIENCE
-from slotkeeper.api.answers.answer import SseEvent, SseSplitter, comment
-from slotkeeper.api.errors import ClientFault, Fault, UpstreamFault, body, retold, sse
+from slotkeeper.api.answers.answer import SseSplitter
+from slotkeeper.api.errors import ClientFault, UpstreamFault, body, retold, sse
 from slotkeeper.api.head import Api
 from slotkeeper.exchange.exchange import WAITING, Waiting
 from slotkeeper.runtime.tasks import Tasks
@@ -166,22 +166,13 @@ async def test_the_response_head_has_the_known_labels_and_comments_add_later_one
     assert late == b": X-Slotkeeper-Slot: 0\n: X-Slotkeeper-Predicted: 7\n\n"
 
 
-@pytest.mark.parametrize("lines", [["waiting"], ["X-Slotkeeper-Slot: 1", "X-Slotkeeper-Decision: cold"]])
-def test_a_comment_does_not_disturb_events(lines):
-    splitter = SseSplitter()
-    stream = comment(*lines) + b"event: a\ndata: 1\n\n" + comment(*lines)
-    assert splitter.feed(stream) == [SseEvent("a", b"1")]
-    assert splitter.close() == []
+TOO_LONG = {"code": 400, "message": "x", "type": "exceed_context_size_error", "n_ctx": 8}
 
 
 @pytest.mark.parametrize(
-    ("status", "error_body", "expected"),
+    ("status", "said", "expected"),
     [
-        (
-            400,
-            {"error": {"code": 400, "message": "x", "type": "exceed_context_size_error", "n_ctx": 8}},
-            ClientFault("x", type="exceed_context_size_error"),
-        ),
+        (400, {"error": TOO_LONG}, ClientFault("x", type="exceed_context_size_error")),
         (
             401,
             {"type": "error", "error": {"type": "a", "message": "x"}},
@@ -191,24 +182,29 @@ def test_a_comment_does_not_disturb_events(lines):
         (500, {"error": {"message": 7}}, UpstreamFault('{"error":{"message":7}}', status=500)),
         (404, {"error": "File Not Found"}, ClientFault('{"error":"File Not Found"}', status=404)),
         (404, ["no object"], ClientFault('["no object"]', status=404)),
+        (502, b"Bad Gateway", UpstreamFault("Bad Gateway")),
+        (502, b"", UpstreamFault("the engine answered 502")),
+        (502, b"\x1f\x8b\xff", UpstreamFault("the engine answered 502")),
+        (502, b"x" * 10**6, UpstreamFault("x" * 2000)),
+    ],
+    ids=[
+        "fields",
+        "anthropic",
+        "503",
+        "a number",
+        "a text",
+        "no object",
+        "not JSON",
+        "empty",
+        "bytes",
+        "long",
     ],
 )
-def test_an_error_of_the_engine_keeps_its_text_and_fields(status, error_body, expected):
-    fault = retold(status, orjson.dumps(error_body))
+def test_an_error_of_the_engine_keeps_its_text_and_fields(status, said, expected):
+    fault = retold(status, said if isinstance(said, bytes) else orjson.dumps(said))
     assert repr(fault) == repr(expected)
     more = orjson.loads(body(fault, Api.CHAT))["error"]
     assert more.get("n_ctx") == (8 if status == 400 else None)
-
-
-@pytest.mark.parametrize(
-    ("raw", "message"),
-    [(b"Bad Gateway", "Bad Gateway"), (b"", "the engine answered 502"), (b"\x1f\x8b\xff", None)],
-)
-def test_an_error_body_that_is_not_json_is_quoted_if_it_is_text(raw, message):
-    fault = retold(502, raw)
-    assert isinstance(fault, Fault)
-    assert fault.message == (message or "the engine answered 502")
-    assert len(retold(502, b"x" * 10**6).message) == 2000
 
 
 def test_an_error_passed_on_in_a_stream_has_the_shape_of_its_api():
