@@ -13,7 +13,6 @@ from slotkeeper.conversation.rules.base import Room
 from slotkeeper.conversation.rules.moving import Reminders
 from slotkeeper.conversation.rules.pruning import CHARACTERS_A_TOKEN, PrunedResults, begins_turn
 from unit.conversation.rules.scenes import apply_rule, laid_out, scene
-from unit.conversation.rules.sessions import Session
 
 Doc = dict[str, Any]
 
@@ -151,46 +150,3 @@ def test_tokens_are_estimated_from_the_count_of_the_prompt_before():
     assert not restores(PRUNED, room)
     assert restores(PRUNED, room, tokens=known)
     assert not restores(PRUNED, Room(65536), tokens=60000)
-
-
-# -- a session -------------------------------------------------------------------------------------------
-
-
-FOUR = chat(ASKED, *(message for n in range(4) for message in read(f"c{n}")))
-FOR_FOUR = Room(estimated_tokens(FOUR) * 4 // 3 + 8)  # a quarter is reserved for the answer
-
-
-class Agent:
-    """An agent that masks all results except the last in each request."""
-
-    def __init__(self, room: Room) -> None:
-        self.session = Session([PrunedResults()], room=room)
-        self.talk: list[Doc] = []
-
-    def says(self, *messages: Doc) -> list[str]:
-        """Return what the model reads as results."""
-        self.talk += messages
-        results = [m for m in self.talk if m["role"] == "tool"]
-        masked = [{**m, "content": "<MASKED>"} if m in results[:-1] else m for m in self.talk]
-        out = self.session.send(chat(*masked)).doc
-        return [m["content"] for m in out["messages"] if m["role"] == "tool"]
-
-
-def test_results_pruned_one_by_one_stay_restored_until_a_user_message_when_room_is_short():
-    agent = Agent(FOR_FOUR)
-    read_as = [agent.says(ASKED)]
-    read_as += [agent.says(*read(f"c{n}")) for n in range(3)]
-    assert read_as[-1] == [FILE] * 3
-    assert agent.says(*read("c3")) == [FILE] * 4
-    assert agent.says(DONE, NEXT) == ["<MASKED>"] * 3 + [FILE]
-    assert agent.says(*read("c4")) == ["<MASKED>"] * 3 + [FILE] * 2  # and later results are restored again
-    assert agent.says(DONE, NEXT) == ["<MASKED>"] * 3 + [FILE] * 2
-
-
-def test_all_pruned_results_stay_pruned_if_a_turn_outgrows_the_context():
-    agent = Agent(FOR_FOUR)
-    agent.says(ASKED)
-    grown = [agent.says(*read(f"c{n}")) for n in range(6)]
-    assert grown[3] == [FILE] * 4
-    assert grown[4] == ["<MASKED>"] * 4 + [FILE]
-    assert grown[5] == ["<MASKED>"] * 4 + [FILE] * 2
