@@ -14,8 +14,6 @@ from slotkeeper.bench.models import Tiny, build
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.vocab.bpe import (
     MAX_BLANKS,
-    PATTERNS,
-    WHOLE_WORDS,
     LocalVocab,
     SegmentCache,
     SegmentTokenizer,
@@ -107,7 +105,3 @@ def test_a_run_of_blanks_that_would_break_the_encoder_is_refused() -> None:
     with pytest.raises(UnsupportedError):
         local().tokenize("x" + " " * 2_000_000)
     assert len(local().tokenize(" " * (MAX_BLANKS - 1))) > 0
-
-
-def test_whole_word_vocabularies_have_a_pattern() -> None:
-    assert PATTERNS.keys() >= WHOLE_WORDS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -67,18 +68,15 @@ def test_the_fingerprint_depends_on_the_content_and_not_on_the_path(tmp_path: Pa
     assert read_header(tmp_path / "renamed").fingerprint != original
 
 
-@given(data=st.binary(max_size=200), magic=st.booleans())
-def test_any_bytes_give_a_header_or_gguf_error(file: Path, data: bytes, magic: bool) -> None:
-    start = b"GGUF" + struct.pack("<I", 3) if magic else b""
-    survives(file, start + data)
-
-
 @given(at=st.integers(0, 300_000), new=st.binary(min_size=1, max_size=16), near=st.booleans())
 def test_a_damaged_header_gives_a_header_or_gguf_error(file: Path, at: int, new: bytes, near: bool) -> None:
     data = bytearray(header_bytes())
     at %= 2_000 if near else len(data)
     data[at : at + len(new)] = new
-    survives(file, bytes(data))
+    file.write_bytes(bytes(data))
+    for read in (read_header, read_vocabulary):
+        with suppress(GgufError):
+            read(file)
 
 
 @given(length=st.integers(0, 300_000))
@@ -86,15 +84,6 @@ def test_a_truncated_header_is_refused(file: Path, length: int) -> None:
     file.write_bytes(header_bytes()[: length % len(header_bytes())])
     with pytest.raises(GgufError):
         read_header(file)
-
-
-def survives(file: Path, data: bytes) -> None:
-    file.write_bytes(data)
-    for read in (read_header, read_vocabulary):
-        try:
-            read(file)
-        except GgufError:
-            continue
 
 
 @pytest.mark.parametrize(

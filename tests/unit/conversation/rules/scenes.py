@@ -16,6 +16,33 @@ from slotkeeper.scheduler.prompts.tokens import Tokens
 Doc = dict[str, Any]
 
 
+def call(id_: str, arguments: str = "{}", name: str = "read") -> Doc:
+    return {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def called(*calls: Doc, content: str | None = "", **more: Any) -> Doc:
+    """Return a reply, with its calls if there are some."""
+    said: Doc = {"role": "assistant", "content": content, **more}
+    return {**said, "tool_calls": [*calls]} if calls else said
+
+
+def result(id_: str, content: Any = "1: import os") -> Doc:
+    return {"role": "tool", "tool_call_id": id_, "content": content}
+
+
+def system(text: str) -> Doc:
+    return {"role": "system", "content": text}
+
+
+def user(content: Any) -> Doc:
+    return {"role": "user", "content": content}
+
+
+def turn(text: str) -> tuple[Doc, Doc]:
+    """Return a reply and the user's next message."""
+    return called(content="Done."), user(text)
+
+
 def laid_out(doc: Doc, api: Api = Api.CHAT) -> Layout:
     layout = lay_out(api, doc)
     assert layout is not None

@@ -10,7 +10,9 @@ import pytest
 from slotkeeper.api.head import Api
 from slotkeeper.conversation.rules.base import alike
 from slotkeeper.conversation.rules.restoring import CallIds, ToolCalls
-from unit.conversation.rules.scenes import apply_rule
+from unit.conversation.rules.scenes import apply_rule, result, system, user
+from unit.conversation.rules.scenes import call as called
+from unit.conversation.rules.scenes import called as reply
 
 Doc = dict[str, Any]
 
@@ -19,20 +21,11 @@ REWRITTEN = '{"limit":40,"options":{"a":null,"b":[1,2]},"path":"/src/café.py"}'
 
 
 def call(id_: str, arguments: str = SAMPLED, name: str = "read") -> Doc:
-    return {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def reply(*calls: Doc) -> Doc:
-    return {"role": "assistant", "content": "", "tool_calls": [*calls]}
-
-
-def result(id_: str, content: str = "1: import os") -> Doc:
-    return {"role": "tool", "tool_call_id": id_, "content": content}
+    return called(id_, arguments, name)
 
 
 def chat(*behind: Doc) -> Doc:
-    asked = [{"role": "system", "content": "You are an agent."}, {"role": "user", "content": "Read it."}]
-    return {"model": "m", "messages": [*asked, *behind]}
+    return {"model": "m", "messages": [system("You are an agent."), user("Read it."), *behind]}
 
 
 def written(doc: Doc) -> list[str]:

@@ -20,7 +20,7 @@ from slotkeeper.conversation.rules.moving import (
     WorkingDirectory,
 )
 from unit.conversation.preambles import AIDER, CLIENTS, KIMI, OPENCODE, PI
-from unit.conversation.rules.scenes import scene
+from unit.conversation.rules.scenes import call, called, result, scene, system, turn, user
 from unit.conversation.rules.sessions import Session, noted
 
 Doc = dict[str, Any]
@@ -76,13 +76,8 @@ def kimi(second: str) -> str:
     return KIMI.replace("30.250000", second)
 
 
-def chat(system: str, *behind: Doc) -> Doc:
-    asked = {"role": "user", "content": "Fix the cart."}
-    return {"model": "m", "messages": [{"role": "system", "content": system}, asked, *behind]}
-
-
-def turn(text: str) -> tuple[Doc, Doc]:
-    return {"role": "assistant", "content": "Done."}, {"role": "user", "content": text}
+def chat(text: str, *behind: Doc) -> Doc:
+    return {"model": "m", "messages": [system(text), user("Fix the cart."), *behind]}
 
 
 def system_of(doc: Doc) -> str:
@@ -157,15 +152,9 @@ def test_each_change_is_noted_and_so_is_a_change_back_to_the_first_value():
 
 
 def test_in_a_tool_loop_a_change_is_noted_behind_the_newest_result():
-    called = {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "read", "arguments": "{}"}}],
-    }
-    result = {"role": "tool", "tool_call_id": "c1", "content": "import os"}
     session = Session([Clock()])
     session.send(chat(kimi("20")))
-    after = session.send(chat(kimi("29"), called, result)).doc
+    after = session.send(chat(kimi("29"), called(call("c1")), result("c1"))).doc
     assert after["messages"][1]["content"] == "Fix the cart."
     assert len(noted(after["messages"][3]["content"])) == 1
 

@@ -10,7 +10,7 @@ from slotkeeper.api.head import Api
 from slotkeeper.conversation.layout import Conversation, Who, edited
 from slotkeeper.conversation.rules import base
 from slotkeeper.conversation.rules.base import Fact, note, note_edits
-from unit.conversation.rules.scenes import laid_out
+from unit.conversation.rules.scenes import call, called, laid_out, result, system, user
 from unit.conversation.rules.sessions import noted
 
 Doc = dict[str, Any]
@@ -19,16 +19,8 @@ DAY = Fact("system0.0/date//0", "Current date: 2026-11-22")
 OTHER_DAY = Fact("system0.0/date//0", "Current date: 2026-11-23")
 FILE = Fact("system0.0/memory_file/AGENTS.md/0", "Instructions from: AGENTS.md\n- Test.")
 
-SYSTEM = {"role": "system", "content": "You are an agent."}
-ASKED = {"role": "user", "content": "Fix it."}
-SAID = {"role": "assistant", "content": "Done."}
-NEXT = {"role": "user", "content": "Next."}
-CALLED = {
-    "role": "assistant",
-    "content": None,
-    "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "read", "arguments": "{}"}}],
-}
-RESULT = {"role": "tool", "tool_call_id": "c1", "content": "import os"}
+SYSTEM, ASKED, NEXT = system("You are an agent."), user("Fix it."), user("Next.")
+SAID, CALLED, RESULT = called(content="Done."), called(call("c1"), content=None), result("c1", "import os")
 
 
 def chat(*messages: Doc) -> Doc:
@@ -88,7 +80,7 @@ OUTPUT = {"type": "function_call_output", "call_id": "c1"}
 
 
 def parts(*texts: str) -> Doc:
-    return {"role": "user", "content": [{"type": "text", "text": text} for text in texts]}
+    return user([{"type": "text", "text": text} for text in texts])
 
 
 @pytest.mark.parametrize(
@@ -99,8 +91,8 @@ def parts(*texts: str) -> Doc:
         (
             Api.MESSAGES,
             [ASKED, USE],
-            {"role": "user", "content": [{**USED, "content": "import os"}]},
-            {"role": "user", "content": [{**USED, "content": TOLD}]},
+            user([{**USED, "content": "import os"}]),
+            user([{**USED, "content": TOLD}]),
         ),
         (Api.RESPONSES, [ASKED, CALL], {**OUTPUT, "output": "import os"}, {**OUTPUT, "output": TOLD}),
     ],
@@ -146,8 +138,7 @@ def test_a_note_is_never_added_twice():
 
 def test_notes_of_removed_messages_are_dropped():
     before = conversation(chat(SAID, NEXT), {1: (note([DAY]),), 3: (note([FILE]),)})
-    other = {"role": "user", "content": "No, look first."}
-    _, kept = note_edits(laid_out(chat(SAID, other)), before, 2, [])
+    _, kept = note_edits(laid_out(chat(SAID, user("No, look first."))), before, 2, [])
     assert kept == {1: (note([DAY]),)}
 
 

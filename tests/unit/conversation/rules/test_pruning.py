@@ -10,6 +10,8 @@ from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
 from slotkeeper.conversation.layout import Edit, Layout, edited
 from slotkeeper.conversation.rules.pruning import common, left_of, pruned
+from unit.conversation.rules import scenes
+from unit.conversation.rules.scenes import user
 
 Doc = dict[str, Any]
 
@@ -97,21 +99,12 @@ def laid_out(*messages: Doc, api: Api = Api.CHAT) -> Layout:
     return layout
 
 
-def user(content: Any) -> Doc:
-    return {"role": "user", "content": content}
-
-
 def call(name: str = "c1") -> Doc:
-    function = {"name": "read_file", "arguments": '{"path": "prices.txt"}'}
-    return {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": name, "type": "function", "function": function}],
-    }
+    return scenes.called(scenes.call(name, '{"path": "prices.txt"}', "read_file"))
 
 
 def result(content: Any, name: str = "c1") -> Doc:
-    return {"role": "tool", "tool_call_id": name, "content": content}
+    return scenes.result(name, content)
 
 
 def block(content: Any, name: str = "c1") -> Doc:

@@ -9,7 +9,7 @@ import pytest
 from slotkeeper.api.head import Api
 from slotkeeper.conversation.layout import Edit
 from slotkeeper.conversation.rules.moving import Countdown, Reminders
-from unit.conversation.rules.scenes import scene
+from unit.conversation.rules.scenes import scene, turn
 from unit.conversation.rules.sessions import Session, noted
 
 Doc = dict[str, Any]
@@ -38,10 +38,6 @@ def qwen(*behind: Doc, days: tuple[str, ...] = (), setup: str = SETUP) -> Doc:
     reminders = [part(setup), *(part(reminder(today(day))) for day in days)]
     first = {"role": "user", "content": [*reminders, part("Fix the cart.")]}
     return {"messages": [{"role": "system", "content": "You are Qwen."}, first, *behind]}
-
-
-def turn(text: str) -> tuple[Doc, Doc]:
-    return {"role": "assistant", "content": "Done."}, {"role": "user", "content": text}
 
 
 def sent(first: Doc, second: Doc, api: Api = Api.CHAT) -> Doc:

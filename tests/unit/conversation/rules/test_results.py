@@ -12,7 +12,7 @@ from slotkeeper.conversation.layout import Edit
 from slotkeeper.conversation.rules.base import Room
 from slotkeeper.conversation.rules.moving import Reminders
 from slotkeeper.conversation.rules.pruning import CHARACTERS_A_TOKEN, PrunedResults, begins_turn
-from unit.conversation.rules.scenes import apply_rule, laid_out, scene
+from unit.conversation.rules.scenes import apply_rule, call, called, laid_out, result, scene, system, user
 
 Doc = dict[str, Any]
 
@@ -21,27 +21,18 @@ FILE = "\n".join(f"{n}: a line of the shop's price list, article {n * 37 % 101}"
 ROOM = Room(65536)
 
 
-def user(content: Any) -> Doc:
-    return {"role": "user", "content": content}
-
-
 def read(name: str, content: Any = FILE) -> list[Doc]:
     """Return a call and its result."""
-    function = {"name": "read_file", "arguments": f'{{"path": "{name}.txt"}}'}
-    made = {"id": name, "type": "function", "function": function}
-    return [
-        {"role": "assistant", "content": "", "tool_calls": [made]},
-        {"role": "tool", "tool_call_id": name, "content": content},
-    ]
+    return [called(call(name, f'{{"path": "{name}.txt"}}', "read_file")), result(name, content)]
 
 
 def chat(*messages: Doc, **more: Any) -> Doc:
-    return {"messages": [{"role": "system", "content": "You are an agent."}, *messages], **more}
+    return {"messages": [system("You are an agent."), *messages], **more}
 
 
 ASKED = user("What does a lamp cost?")
 NEXT = user("And a chair?")
-DONE = {"role": "assistant", "content": "It costs 12."}
+DONE = called(content="It costs 12.")
 SENT = chat(ASKED, *read("c1"), *read("c2"))
 PRUNED = chat(ASKED, *read("c1", CLEARED), *read("c2"), DONE, NEXT)
 FULL = chat(ASKED, *read("c1"), *read("c2"), DONE, NEXT)
@@ -137,7 +128,7 @@ def test_a_turn_begins_with_a_user_message(newest, begins):
 
 
 def test_results_in_a_user_message_do_not_begin_a_turn():
-    more = ({"role": "assistant", "content": "Wait."}, user([{"type": "tool_result", "content": "Nothing."}]))
+    more = (called(content="Wait."), user([{"type": "tool_result", "content": "Nothing."}]))
     full = laid_out(body(FILE, *more), Api.MESSAGES)
     just = Room(-(-length(full) // CHARACTERS_A_TOKEN) * 4 // 3 + 4)
     assert restores(body(CLEARED, *more), just, body(FILE), api=Api.MESSAGES)

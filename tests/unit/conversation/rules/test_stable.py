@@ -9,7 +9,7 @@ import pytest
 
 from slotkeeper.api.head import Api
 from slotkeeper.conversation.rules.restoring import BillingNonce, Reasoning, TrailingWhitespace
-from unit.conversation.rules.scenes import apply_rule, scene
+from unit.conversation.rules.scenes import apply_rule, call, called, result, scene, system
 
 Doc = dict[str, Any]
 
@@ -19,23 +19,9 @@ ASKED = {"role": "user", "content": "Look at it."}
 NEXT = {"role": "user", "content": "And now?"}
 
 
-def system(text: str) -> Doc:
-    return {"role": "system", "content": text}
-
-
-def call(id_: str) -> Doc:
-    return {"id": id_, "type": "function", "function": {"name": "read", "arguments": "{}"}}
-
-
 def reply(content: str = "", thought: str | None = None, *ids: str) -> Doc:
-    said: Doc = {"role": "assistant", "content": content}
-    if thought is not None:
-        said["reasoning_content"] = thought
-    return {**said, "tool_calls": [call(id_) for id_ in ids]} if ids else said
-
-
-def result(id_: str, content: str = "1: import os") -> Doc:
-    return {"role": "tool", "tool_call_id": id_, "content": content}
+    more = {} if thought is None else {"reasoning_content": thought}
+    return called(*map(call, ids), content=content, **more)
 
 
 def chat(*messages: Doc) -> Doc:
