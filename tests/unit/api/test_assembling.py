@@ -120,10 +120,6 @@ def test_a_request_for_fields_that_streams_lack_is_left_to_the_engine(api, field
     assert can_assemble(parse(api, orjson.dumps(ASKED[api])))
     dropped = api is Api.MESSAGES and field == "n"  # the engine does not read it there
     assert can_assemble(parse(api, orjson.dumps({**ASKED[api], field: 2}))) == dropped
-
-
-@pytest.mark.parametrize("api", ASKED)
-def test_a_request_for_a_stream_is_not_assembled(api):
     assert not can_assemble(parse(api, orjson.dumps({**ASKED[api], "stream": True})))
 
 

@@ -81,12 +81,10 @@ def test_only_the_latest_requests_are_kept_and_none_with_images():
     recent, doc = RecentRequests(), {"messages": [ASKED]}
     picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}
     recent.add(Api.CHAT, "anna", doc, lay_out(Api.CHAT, doc), 10)
-    for _ in range(RECENT):
-        recent.add(Api.CHAT, "bert", {"messages": [picture]}, lay_out(Api.CHAT, {"messages": [picture]}), 10)
-    assert like(recent, Api.CHAT, "anna", doc)
-    for _ in range(RECENT):
-        recent.add(Api.CHAT, "bert", doc, lay_out(Api.CHAT, doc), 10)
-    assert like(recent, Api.CHAT, "anna", doc) is None
+    for later, kept in (({"messages": [picture]}, True), (doc, False)):
+        for _ in range(RECENT):
+            recent.add(Api.CHAT, "bert", later, lay_out(Api.CHAT, later), 10)
+        assert (like(recent, Api.CHAT, "anna", doc) is not None) == kept
 
 
 def test_recent_bodies_share_a_size_limit_and_a_larger_body_is_not_kept():

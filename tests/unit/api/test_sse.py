@@ -68,14 +68,6 @@ def test_an_event_over_the_limit_is_dropped_and_the_next_is_not(long):
     ]
 
 
-def test_a_dropped_event_is_not_kept_in_memory():
-    splitter = SseSplitter(limit=100)
-    for _ in range(1000):
-        splitter.feed(b"data: " + b"x" * 100)
-    assert sum(map(len, splitter._partial)) + sum(map(len, splitter._data)) < 10
-    assert repr(splitter) == "<SseSplitter 106000 of 100 bytes, dropping>"
-
-
 def test_a_long_line_in_small_pieces_costs_linear_time():
     def seconds(pieces):
         splitter = SseSplitter()

@@ -160,19 +160,6 @@ def test_the_least_recently_used_conversation_is_evicted_first():
     assert found[2] is not None
 
 
-def test_stored_conversations_stay_within_the_limit_of_characters():
-    clients = Clients(characters=20_000)
-    for n in range(20):
-        clients.sends(chat(system(), user(f"Task {n}. " + "More. " * 500)), Who("key", f"{n}"))
-        assert clients.book.characters <= 20_000
-    lines = [
-        clients.book.find(Who("key", f"{n}"), chat(system(), user(f"Task {n}."))).sibling for n in range(20)
-    ]
-    assert 1 <= len(clients.book) < 20
-    assert clients.book.characters >= 3000 * len(clients.book)
-    assert any(lines)
-
-
 def test_the_latest_conversation_is_kept_even_if_it_exceeds_the_limit_of_characters():
     clients = Clients(characters=10)
     _, line = clients.sends(LATER)
