@@ -38,6 +38,11 @@ def test_equal_messages_are_reused_and_only_the_rest_is_laid_out(api, key, items
     assert all(a is b for a, b in zip(found.messages[-count - 1 : -1], first.messages[-count:], strict=True))
 
 
+def test_messages_after_a_changed_message_are_laid_out_again():
+    old, new = {"messages": [ASKED, SAID, ASKED]}, {"messages": [ASKED, {**SAID, "content": "M5."}, ASKED]}
+    assert again(Api.CHAT, old, new) == lay_out(Api.CHAT, new)
+
+
 @pytest.mark.parametrize(("one", "other"), [(1, True), (1, 1.0), (0, False)])
 def test_values_that_only_python_considers_equal_are_not_reused(one, other):
     old, new = ({"messages": [ASKED, called(value)]} for value in (one, other))
