@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slotkeeper.conversation.layout import Who
+from slotkeeper.conversation.layout import Match, Who
 from slotkeeper.conversation.likeness import COMPARED, REPLIES, likeness
 from unit.conversation.talks import (
     DONE,
@@ -71,8 +71,13 @@ def test_a_new_session_with_the_same_first_message_is_a_new_conversation():
     assert (match.before, match.common, again) == (other, 1, other), "a retry of its first request"
     match, _ = clients.sends(chat(system(), TASK, *ROUND, reply("I give up."), NEXT), UNNAMED)
     assert match.before is other, "its second request follows its first, not the other session"
+
+
+def test_the_same_task_in_another_folder_is_not_a_retry():
+    clients = Clients()
+    clients.sends(FIRST, UNNAMED)
     elsewhere = chat(system(SYSTEM.replace("/home/dev/shop", "/home/dev/play")), TASK)
-    assert clients.book.find(UNNAMED, elsewhere).before is None, "the same task in another folder"
+    assert clients.book.find(UNNAMED, elsewhere).before is None
 
 
 def test_a_branch_keeps_the_old_conversation_and_takes_over_the_notes_that_both_contain():
@@ -164,8 +169,11 @@ def test_the_latest_conversation_is_kept_even_if_it_exceeds_the_limit_of_charact
     clients = Clients(characters=10)
     _, line = clients.sends(LATER)
     assert clients.book.find(ME, LATER).before is line
-    match, empty = clients.sends(chat(), UNNAMED)
-    assert (match.before, empty.number) == (None, line.number + 1)
+
+
+def test_an_empty_request_begins_a_conversation():
+    match, empty = Clients().sends(chat(), UNNAMED)
+    assert (match, empty.number) == (Match(before=None), 1)
 
 
 def test_a_conversation_dropped_during_its_request_begins_again():
