@@ -42,8 +42,12 @@ def test_system_blocks_are_joined_and_their_billing_stamp_is_replaced():
     assert chat(system="")["messages"] == [{"role": "system", "content": ""}]
 
 
+NUMBERS = [1, 1e-05, 1e22, 1234567890123456.5, "1000000000000000.0", None]
+WRITTEN = '[1,1e-05,1e+22,1.2345678901234565e+15,"1000000000000000.0",null]'
+
+
 def test_tool_use_becomes_calls_with_compact_arguments_in_their_own_order():
-    use = {"type": "tool_use", "id": "t", "name": "ls", "input": {"z": "é\n", "a": [1, 1e-05, 1e22, None]}}
+    use = {"type": "tool_use", "id": "t", "name": "ls", "input": {"z": "é\n", "a": NUMBERS}}
     thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
     (said,) = chat(blocks("assistant", thought, use, {"type": "tool_use"}))["messages"]
     assert said["content"] == ""
@@ -52,7 +56,7 @@ def test_tool_use_becomes_calls_with_compact_arguments_in_their_own_order():
         {
             "id": "t",
             "type": "function",
-            "function": {"name": "ls", "arguments": '{"z":"é\\n","a":[1,1e-05,1e+22,null]}'},
+            "function": {"name": "ls", "arguments": f'{{"z":"é\\n","a":{WRITTEN}}}'},
         },
         {"id": "", "type": "function", "function": {"name": "", "arguments": "{}"}},
     ]

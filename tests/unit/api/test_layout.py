@@ -226,7 +226,7 @@ def test_the_path_of_each_text_is_right_and_an_edit_there_changes_nothing_else(a
 UNTYPED = {"type": [], "text": "x"}  # a type that is no string
 
 
-@given(api=st.sampled_from(list(Api)), body=BODY)
+@given(api=st.sampled_from(list(dict(BODIES))) | st.sampled_from(list(Api)), body=BODY)
 @example(api=Api.CHAT, body={"messages": [{"role": "user", "content": [UNTYPED]}]})
 @example(api=Api.RESPONSES, body={"input": [{"role": [], "content": "x"}]})
 @example(api=Api.RESPONSES, body={"input": [{"role": "assistant", "type": "message", "content": [UNTYPED]}]})
