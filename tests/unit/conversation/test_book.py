@@ -50,6 +50,7 @@ def test_clients_with_different_keys_or_session_names_never_share_a_conversation
     assert clients.book.find(other, LATER).before is None
     assert likeness(line, ME, LATER) is not None
     assert likeness(line, other, LATER) is None
+    assert clients.book.find(Who("another key/agent", ME.name), LATER) == Match(before=None)
 
 
 def test_requests_are_matched_by_content_if_only_one_of_them_has_a_session_name():

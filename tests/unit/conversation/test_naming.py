@@ -85,6 +85,7 @@ def test_a_title_names_its_conversation_whenever_it_arrives(late):
     other = clients.asks(task("Write a poem about bolts, please."))
     name = clients.asks(task()) if late else None
     clients.answers(task(), "no title")
+    assert not late or name.title == "", "an answer to another request is no title"
     clients.answers(title_request(), "Comma bug in the importer")
     name = name or clients.asks(task())
     assert str(name) == "opencode #2: Comma bug in the importer"
