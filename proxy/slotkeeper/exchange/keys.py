@@ -127,7 +127,7 @@ class Used:
     running: int = 0  # requests of clients that wait or read
     leaving: int = 0  # requests whose clients left, and for which an engine still works
     room: asyncio.Event = field(default_factory=asyncio.Event)  # set when `leaving` falls
-    owed: float = 0.0  # tokens used; each minute subtracts tokens_per_minute from it
+    owed: float = 0.0  # tokens used under a limit; each minute subtracts tokens_per_minute from it
     at: float = 0.0  # seconds on the caller's clock: when `owed` was last brought up to date
 
     def owes(self, key: Key, now: float) -> float:
@@ -216,9 +216,13 @@ class OwnKeys:
         self.charge(key, used, tokens)
 
     def charge(self, key: Key, used: Used, tokens: int) -> None:
-        """Count tokens that the engine computed and generated for a key."""
-        used.owes(key, self._now())
-        used.owed += tokens
+        """Count tokens that the engine computed and generated for a key with a limit of tokens.
+
+        A key without one owes nothing if a later list gives it one.
+        """
+        if key.tokens_per_minute is not None:
+            used.owes(key, self._now())
+            used.owed += tokens
 
 
 class Counted:

@@ -171,6 +171,9 @@ def test_the_usage_of_a_key_survives_a_reload_and_ends_with_the_key(tmp_path):
     for _ in range(100):
         one.costs(10**6)
     assert one.refused() is None, "a key without limits"
+    key_file(tmp_path, f'[alice]\nkey = "{SECRET}"\ntokens_per_minute = 600\n')
+    one.keys.reload()
+    assert one.refused() is None, "what it used before it had a limit does not count"
     key_file(tmp_path, "[alice\n")
     with pytest.raises(KeysError):
         one.keys.reload()
