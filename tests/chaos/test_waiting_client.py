@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
 
+import aiohttp
 import orjson
 import pytest
 
@@ -14,9 +15,13 @@ from chaos.fake_answers import PATHS, WORDS, looks_whole, request_body
 from chaos.fake_engine import FakeEngine, Fault
 from chaos.fake_http import whole
 from chaos.raw import Wire, dial, until
+from patience import PATIENCE
 from slotkeeper.api.answers.answer import Answer, AnswerReader
-from slotkeeper.api.head import Api
+from slotkeeper.api.head import BYPASS, Api
 from slotkeeper.app import Sidecar, running
+from slotkeeper.exchange import exchange
+from slotkeeper.runtime.link import EngineLink
+from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.types import EngineId
 
 KEEP_ALIVE = 0.05
@@ -406,3 +411,24 @@ async def test_clients_that_wait_behind_a_long_prefill_get_comments_and_then_the
         assert task.result().startswith(WAITING)
         assert "exceeds the available context size" in str(error_in(api, task.result())["message"])
     assert error_in(Api.CHAT, refused[Api.CHAT].result())["n_ctx"] == 32768
+
+
+async def test_no_answer_waits_long_for_our_own_prediction(monkeypatch, sidecar):
+    """Its head has the prediction only if that is ready: a fast engine answers before we have rendered."""
+    monkeypatch.setattr(exchange, "PREDICTION_SECONDS", PATIENCE)
+    rendered = asyncio.Event()
+
+    async def render_chat(*_: object) -> Tokens:
+        await rendered.wait()
+        return Tokens()
+
+    monkeypatch.setattr(EngineLink, "render_chat", render_chat)
+    body = request_body(Api.CHAT, stream=True, text="not brief, " * 100)
+    async with (
+        asyncio.timeout(PATIENCE / 2),
+        aiohttp.ClientSession(f"http://{sidecar.addresses[0]}") as client,
+        client.post(CHAT, json=body, headers={BYPASS: "1"}) as answer,
+    ):
+        assert "X-Slotkeeper-Predicted" not in answer.headers
+        assert looks_whole(Api.CHAT, await answer.read())
+    rendered.set()

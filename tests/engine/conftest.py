@@ -29,6 +29,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import urlsplit
@@ -90,10 +91,11 @@ def parametrized(metafunc: pytest.Metafunc, name: str) -> bool:
 def every_answer_has_its_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the head of an answer wait for the prediction.
 
-    A request that continues in a slot is sent before its tokens are known. On a busy machine they may be
-    known more than 50 ms after the engine has answered; then the header is missing.
+    A request that continues in a slot is sent before its tokens are known. They may be known only after the
+    engine has answered; then the header is missing.
     """
-    monkeypatch.setattr(exchange, "PREDICTION_WAIT", PATIENCE)
+    monkeypatch.setattr(exchange, "PREDICTION_SECONDS", PATIENCE)
+    monkeypatch.setattr(exchange, "PREDICTION_SHARE", inf)
 
 
 @pytest.fixture(autouse=True)

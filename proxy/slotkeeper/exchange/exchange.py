@@ -420,6 +420,7 @@ class Exchange:
         run = self._gate.aside if len(self._body_out) > HEAVY else here
         form = await run(self._formed, forward, link)
         self._account.progress = form.progress
+        sent_at = driver.now()
         answer = await self._sent(forward, link, form.body)
         async with answer:
             if link.address.model and link.unloads(answer.status) and await link.was_lost(losses):
@@ -438,6 +439,7 @@ class Exchange:
                 forward=forward,
                 link=link,
                 form=form,
+                sent_at=sent_at,
                 answer=answer,
                 streams=flows(answer),
                 comments=self._hears_comments,
@@ -773,7 +775,10 @@ def gate_for(driver: Driver, forward: Forward, *, outgrown: bool) -> CellsGate |
 
 # -- relaying the answer ---------------------------------------------------------------------------------
 
-PREDICTION_WAIT: Final = 0.05  # seconds that an answer's head may wait for our own prediction
+# An answer's head waits for our own prediction, which is only a header, for so many seconds at most, and for
+# so much of the time that the engine took: a short turn on a fast engine is answered before we have rendered.
+PREDICTION_SECONDS: Final = 0.05
+PREDICTION_SHARE: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -792,6 +797,7 @@ class Relay:
     forward: Forward
     link: EngineLink
     form: AnswerForm
+    sent_at: float  # seconds on the driver's clock
     answer: aiohttp.ClientResponse
     streams: bool  # events may be added to the answer, and removed
     comments: bool  # we may write comments between the engine's events
@@ -909,8 +915,9 @@ class Relay:
         """Wait briefly for our prediction: only for a very short prompt it is not ready yet."""
         pending = self.driver.placement.pending(self.account.key)
         if pending and pending.predicted is None and not pending.rendered:
+            took = self.driver.now() - self.sent_at
             with suppress(TimeoutError):
-                async with asyncio.timeout(PREDICTION_WAIT):
+                async with asyncio.timeout(min(PREDICTION_SECONDS, PREDICTION_SHARE * took)):
                     await self.account.rendered.wait()
 
     async def _retell(self, read: bytes) -> web.StreamResponse:
