@@ -830,15 +830,23 @@ class Relay:
                 return response
             if self.cells:
                 self.cells.ended(account.listener.end())
-            if out.left:  # the slot is free although the client has not read everything
-                account.finished(self.forward, self.link, answer.status)
-                await out.end()
-                return response
-            try:  # the client's next turn waits for the end, not for our bookkeeping
-                await out.end()
-            finally:
-                account.finished(self.forward, self.link, answer.status)
+            await self._end(out)
         return response
+
+    async def _end(self, out: Outlet) -> None:
+        """Write the end of the answer and report it.
+
+        The end comes first, since the client's next turn waits for it and not for our bookkeeping. But a
+        client that still reads does not hold the slot.
+        """
+        finish = partial(self.account.finished, self.forward, self.link, self.answer.status)
+        if reads := out.left > 0:
+            finish()
+        try:
+            await out.end()
+        finally:
+            if not reads:
+                finish()
 
     async def _copied(
         self,

@@ -258,9 +258,18 @@ class Driver:
         await self.engines.close()
 
     def announce(self) -> None:
-        """Have GET /slots read where a decision needs that, while the body of a request arrives."""
-        if self.placement.needs_poll(now := self.now()):
-            self.post(Announced(at=now))
+        """Have GET /slots read where a decision needs that, while the body of a request arrives.
+
+        Never raises.
+        """
+        coming = Announced(at=self.now())
+        try:
+            needed = self.placement.needs_poll(coming.at)
+        except Exception as error:  # noqa: BLE001 - of whatever kind the bug is
+            self._renewal.failed(coming, error)
+            return
+        if needed:
+            self.post(coming)
 
     def admit(self, arrived: Arrived) -> asyncio.Future[Forward]:
         """Give a request to the scheduler. Cancel it with `post(Gone(...))`.

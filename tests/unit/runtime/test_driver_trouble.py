@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any, get_args
+from unittest.mock import Mock
 
 import pytest
 
@@ -203,6 +204,13 @@ async def test_a_bug_in_the_question_what_is_unsaved_ends_the_wait_for_saves(dri
     driver.post(Closing(at=driver.now()))
     assert driver._saved.is_set()
     assert fallbacks(driver, "placement") == 1
+
+
+async def test_a_bug_in_the_question_whether_to_poll_fails_no_request(driver, monkeypatch):
+    monkeypatch.setattr(Placement, "needs_poll", Mock(side_effect=KeyError("slot")))
+    driver.announce()
+    assert fallbacks(driver, "placement") == 1
+    assert (await granted(admit(driver, "a"))).slot is not None
 
 
 async def test_a_failing_effect_does_not_stop_the_others(driver):

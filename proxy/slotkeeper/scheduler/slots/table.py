@@ -218,7 +218,9 @@ class EngineTable:
 
     def needs_poll(self, now: float) -> bool:
         """Whether GET /slots must be read before a request that arrives now can be placed."""
-        return self.up and not self.observing and (self._shared_unseen(now) or self.outdated(now))
+        if not self.up or self.observing or self.failures:
+            return False
+        return self._shared_unseen(now) or self.outdated(now)
 
     def _shared_unseen(self, now: float) -> bool:
         """Whether another client may have begun a task since the last poll."""
