@@ -15,6 +15,7 @@ from slotkeeper.app import Sidecar, running
 from slotkeeper.exchange.door import digest_of
 from slotkeeper.scheduler.effects import Effect, Forward
 from slotkeeper.scheduler.events import Arrived, Event, Rendered
+from slotkeeper.scheduler.state import PASSES
 from slotkeeper.scheduler.types import ClientId, RequestId
 
 STREAMS, LEAVERS, SLOTS = 200, 50, 4
@@ -129,6 +130,8 @@ class Order:
 async def test_one_clients_request_is_not_stuck_behind_a_hundred_of_another_client(crowd):
     """Checked by the scheduler's order, not by the clock: the newcomer is next after one round of the slots.
 
+    While prompts of others begin, PASSES requests may overtake it, since it would be computed in their batch.
+
     The clients have two addresses: keys do not tell clients apart if the engine verifies none.
     """
     url = f"http://{crowd.addresses[0]}"
@@ -148,4 +151,4 @@ async def test_one_clients_request_is_not_stuck_behind_a_hundred_of_another_clie
         await newcomer
     assert order.before > 2 * SLOTS
     assert order.sent
-    assert order.overtaken <= 2 * SLOTS
+    assert order.overtaken <= PASSES + 2 * SLOTS

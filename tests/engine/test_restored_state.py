@@ -108,7 +108,9 @@ async def test_answers_after_a_restore_equal_those_of_a_fresh_computation(model,
                 await lab.restarted(engine, sidecar)
                 answers[name] = await ask(client, messages)
                 await lab.rested(sidecar)
-        assert [answer.decision for answer in answers.values()] == [Reason.SNAPSHOT] * len(answers)
+        # Files of older builds carry no draft state: an idle prefill of the file's tokens may be first.
+        warmed = {Reason.PREFIX} if model == Tiny.HYBRID_MTP else set()
+        assert {answer.decision for answer in answers.values()} <= {Reason.SNAPSHOT, *warmed}
         await expect_as_fresh(engine, list(answers.values()))
 
 

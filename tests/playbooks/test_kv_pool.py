@@ -76,6 +76,13 @@ def test_two_requests_run_at_once_if_their_prompts_and_answers_exactly_fill_the_
     assert asks(play, "r2", B) >> goes("r2")
 
 
+def test_with_one_cell_too_few_the_second_request_waits_for_the_first():
+    play = pool(2197)
+    assert asks(play, "r1", A) >> goes("r1") << starts("r1")
+    assert asks(play, "r2", B) >> pooled("r2", PoolAct.WAITED, cells=1)
+    assert play << ends("r1", 1000, generated=50) >> reports("r1") >> goes("r2")
+
+
 @pytest.mark.parametrize(
     "traits",
     [

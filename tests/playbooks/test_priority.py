@@ -272,6 +272,13 @@ def test_a_low_request_that_gave_way_before_its_last_batch_does_not_continue_at_
     assert play >> goes("low", slot=0)
 
 
+def test_a_low_request_does_not_begin_while_a_more_urgent_one_runs():
+    play = Play(limits=CALM, memory="dense")
+    assert asks(play, "short", A) >> goes("short")
+    assert asks(play, "low", LONG, LOW) >> ranked("low", PriorityAct.STOOD_BACK, other="short")
+    assert play << ends("short", 400) >> reports("short") >> piece("low", ENDS[0], slot=1)
+
+
 def test_a_low_request_does_not_continue_while_the_tokens_of_an_urgent_one_are_counted():
     play = one_slot(ram_cache=True)
     begun(play)

@@ -82,6 +82,12 @@ def test_with_a_draft_model_a_small_snapshot_is_preferred_to_the_prompt_cache(si
     assert choose(engine, long.tokens + text(70_000, 400), catalog=catalog).reason is reason
 
 
+def test_the_least_recently_used_contents_are_overwritten():
+    old = replace(conversation(text(60_000, len(A))), used=NOW - 7200)
+    engine = table(conversation(A), old, ram_cache=False)
+    assert choose(engine, text(30_000, 500)).slot == 1
+
+
 def test_t6_with_a_unified_buffer_a_request_is_unpinned_if_the_engine_would_load_its_prompt():
     engine = table(None, None, unified=True)
     engine.shadow.ram.append(conversation(A))

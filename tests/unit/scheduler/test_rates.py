@@ -45,6 +45,10 @@ def test_a_slow_first_file_counts_as_much_as_the_guess_and_a_quick_one_alone():
     assert learned((10, 2)).seconds(10 * MB) == pytest.approx(CALL_SECONDS + 0.002)
 
 
+def test_a_large_slow_first_file_counts_alone():
+    assert learned((100, 1800)).seconds(100 * MB) == pytest.approx(CALL_SECONDS + 1.8)
+
+
 @pytest.mark.parametrize("held_up", [0, 1, 4])
 def test_a_delayed_measurement_changes_no_rate(held_up):
     measured = [(size, 10 + 2 * size) for size in (1, 2, 4, 8, 16, 32)]
