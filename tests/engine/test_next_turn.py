@@ -31,6 +31,7 @@ from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.render import NextTurns
 from slotkeeper.scheduler.effects import Report
 from slotkeeper.scheduler.events import Event, NextKnown
+from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.requests.figures import Unknown
 from slotkeeper.scheduler.types import RequestId
@@ -180,6 +181,7 @@ async def test_brief_requests_are_rendered_in_idle_time_if_their_slots_still_hol
             await playing._ask(orjson.dumps(body))
 
         monkeypatch.setattr(driver, "idle_moment", idle_moment)
+        monkeypatch.setattr(Placement, "serving", True)  # or they would be rendered at once
         monkeypatch.setattr(driver, "reports", reports.append)
         monkeypatch.setattr(link, "render_chat", spied)
         await ask("Is it raining?")

@@ -255,22 +255,29 @@ class Account:
             learning.discard(self.key)
 
     async def _look_back(self) -> None:
-        """Render a brief request and its reply once no other request runs: others would wait for that.
+        """Render a brief request, and learn its reply once nobody is served.
 
-        If its slot has another task by then, nobody can reuse its few tokens, and they stay unknown.
+        While others are served, they would wait for the rendering too, so it is put off as well. If the slot
+        has another task by then, nobody can reuse these few tokens, and they stay unknown.
         """
         driver = self._driver
         try:
-            idle = await driver.idle_moment(self.key, within=LATEST)
-            if self._unrendered is not None and not idle and not driver.placement.holds(self.key):
-                self._unrendered = None
-                self.rendered.set()
-                driver.post(Rendered(at=driver.now(), request=self.key, prompt=None, unknown=Unknown.BRIEF))
+            if not driver.placement.serving:
+                self.render()
+            if not await driver.idle_moment(self.key, within=LATEST) and not driver.placement.holds(self.key):
+                self._stays_unknown()
+                return
             self.render()
             if self._answered is not None:
                 await self._learn_reply(*self._answered)
         finally:
             driver.learning.discard(self.key)
+
+    def _stays_unknown(self) -> None:
+        """Report that the tokens of a brief request are not looked for, unless they are already."""
+        if self._unrendered is not None:
+            self._unrendered, now = None, self._driver.now()
+            self._driver.post(Rendered(at=now, request=self.key, prompt=None, unknown=Unknown.BRIEF))
 
     async def _render(self, ask: Ask) -> None:
         driver, started, key, rendered = self._driver, self._driver.now(), self.key, self.rendered
