@@ -301,6 +301,7 @@ class Held:
     now: Callable[[Record], bool]  # whether the request has got there
     head: int  # characters of the system text
     tail: int  # characters behind it: what is computed in this stage takes seconds
+    model: Tiny = Tiny.HYBRID
 
 
 HELD: Final = {
@@ -334,6 +335,7 @@ HELD: Final = {
         ),
         head=3000,
         tail=36_000,
+        model=Tiny.DENSE,  # of a hybrid model nearly all may be computed before, for checkpoints
     ),
 }
 
@@ -366,7 +368,7 @@ async def test_every_view_says_the_same_of_a_request_that_takes_long(
     away = ("--cache-ram", "0") if name == "restore" else ()  # a tiny state may come from there sooner
     async with (
         lab.tiny_engine(
-            Tiny.HYBRID,
+            held.model,
             EngineKind.XLLAMACPP,
             tmp_path,
             *often,
