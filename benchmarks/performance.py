@@ -132,8 +132,11 @@ async def measure(requests: int, rounds: int, turn_count: int) -> dict[str, floa
     us = {name: figures["us_per_event"] for name, figures in events.items()}
     found = {
         "first_over_bare_ms": alone[OURS]["median_ms"] - alone[BARE]["median_ms"],
-        "first_over_nginx_ms": alone[OURS]["over_nginx_ms"],
-        "crowd_over_nginx_ms": crowd[OURS]["over_nginx_ms"],
+        **{
+            name: figures[OURS]["over_nginx_ms"]
+            for name, figures in (("first_over_nginx_ms", alone), ("crowd_over_nginx_ms", crowd))
+            if "over_nginx_ms" in figures[OURS]  # nginx is installed
+        },
         **await small(requests),
         **await turns(turn_count),
         "event_us": us[OURS],
