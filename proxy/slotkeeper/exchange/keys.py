@@ -130,9 +130,8 @@ class Used:
     owed: float = 0.0  # tokens used under a limit; each minute subtracts tokens_per_minute from it
     at: float = 0.0  # seconds on the caller's clock: when `owed` was last brought up to date
 
-    def owes(self, key: Key, now: float) -> float:
-        if key.tokens_per_minute is not None:
-            self.owed = max(0.0, self.owed - (now - self.at) * key.tokens_per_minute / MINUTE)
+    def owes(self, tokens_per_minute: int, now: float) -> float:
+        self.owed = max(0.0, self.owed - (now - self.at) * tokens_per_minute / MINUTE)
         self.at = now
         return self.owed
 
@@ -140,7 +139,8 @@ class Used:
         """Return the limit that forbids another request; None if it is allowed."""
         if key.concurrent is not None and self.running >= key.concurrent:
             return Crowded.KEY_CONCURRENT
-        if key.tokens_per_minute is not None and self.owes(key, now) >= key.tokens_per_minute:
+        limit = key.tokens_per_minute
+        if limit is not None and self.owes(limit, now) >= limit:
             return Crowded.KEY_TOKENS
         return None
 
@@ -221,7 +221,7 @@ class OwnKeys:
         A key without one owes nothing if a later list gives it one.
         """
         if key.tokens_per_minute is not None:
-            used.owes(key, self._now())
+            used.owes(key.tokens_per_minute, self._now())
             used.owed += tokens
 
 
