@@ -18,7 +18,7 @@ from benchmarks.figures import console, keep
 from benchmarks.first_byte import table
 from benchmarks.own_time import PAUSE_SECONDS, Conversation
 from benchmarks.stage import DIRECT, OURS, stage
-from slotkeeper.api.answers.latency import percentile
+from slotkeeper.api.answers.answer import percentile
 from slotkeeper.bench.texts import prose
 
 TARGET_MS: Final = 5.0

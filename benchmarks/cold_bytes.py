@@ -31,12 +31,10 @@ from benchmarks.large_files import ROW_BYTES, noise, write_slot_file
 from slotkeeper.bench import lab
 from slotkeeper.bench.lab import Restartable
 from slotkeeper.bench.models import Tiny
-from slotkeeper.engine.slot_file.slotfile import SlotFile
-from slotkeeper.engine.slot_file.slotfile_reader import read
-from slotkeeper.engine.slot_file.slotfile_runs import Band, Division, divided
+from slotkeeper.engine.slot_file.slotfile import Band, Division, SlotFile, divided, read
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.store import files
-from slotkeeper.store.folders import joined
+from slotkeeper.store.folders import run_folder
 from slotkeeper.store.index import Kept
 from slotkeeper.store.intake import SavedFile
 from slotkeeper.store.shared_store.shared import SharedStore
@@ -178,7 +176,7 @@ async def brought_back(store: Store, kept: Kept, repeats: int) -> Row:
 
 @contextmanager
 def kept_whole() -> Iterator[None]:
-    with patch.object(joined, "parts_of", return_value=None):
+    with patch.object(run_folder, "parts_of", return_value=None):
         yield
 
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from benchmarks.figures import console, keep
 from benchmarks.raw import Line, Took, post
 from benchmarks.stage import DIRECT, OURS, Stage, stage
-from slotkeeper.api.answers.latency import percentile
+from slotkeeper.api.answers.answer import percentile
 
 CROWD: Final = 20
 WARM_UP: Final = 5

@@ -20,7 +20,7 @@ from rich.table import Table
 from benchmarks.figures import console, keep
 from benchmarks.own_time import PAUSE_SECONDS, Conversation, conversations
 from benchmarks.stage import OURS, Way, stage
-from slotkeeper.api.answers.latency import percentile
+from slotkeeper.api.answers.answer import percentile
 from slotkeeper.bench.texts import prose
 
 LENGTHS: Final = (1000, 4000, 16000, 30000, 60000)

@@ -27,7 +27,7 @@ from rich.table import Table
 from benchmarks.episodes import Episode, Heard, Kind
 from benchmarks.figures import BUILDS, console, keep
 from benchmarks.ways import Scene, Way, opened
-from slotkeeper.api.answers.latency import percentile
+from slotkeeper.api.answers.answer import percentile
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import PATIENT

@@ -17,11 +17,10 @@ from benchmarks.figures import console
 from slotkeeper.api.document import named
 from slotkeeper.conversation.causes import value_cause
 from slotkeeper.conversation.divergence import common_start
-from slotkeeper.conversation.facts import bare, found_in
-from slotkeeper.conversation.layout import Section, Text
+from slotkeeper.conversation.layout import Section, Text, bare, found_in
 from slotkeeper.conversation.naming import title_in
-from slotkeeper.conversation.rules.pruning import left_of
-from slotkeeper.vocab.bpe import too_blank
+from slotkeeper.conversation.rules.rules import left_of
+from slotkeeper.vocab.tokenizer import too_blank
 
 SIZES: Final = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 TEXTS: Final[dict[str, Callable[[int], str]]] = {

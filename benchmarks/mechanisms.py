@@ -155,7 +155,7 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
         "one-prompt": Mechanism("keeps two prompts out of one batch", {"placement._shares_batch": _false}),
         "steer": Mechanism(
             "prefills a prompt where the engine will look for it",
-            {"candidates.STEER_TAIL": NEVER_SO_MANY, "requests.launching.STEER_TAIL": NEVER_SO_MANY},
+            {"candidates.STEER_TAIL": NEVER_SO_MANY, "requests.lifecycle.STEER_TAIL": NEVER_SO_MANY},
             fault="test_a_messages_request_is_steered_if_the_engine_would_overwrite_a_more_valuable_slot",
         ),
         "few-priced": Mechanism(
@@ -308,7 +308,7 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
         # flags that cannot be read
         "flags-by-batches": Mechanism(
             "infers batch sizes from prefills",
-            {"requests.launching.by_batches": _as_before},
+            {"requests.lifecycle.by_batches": _as_before},
             fault="test_the_ends_of_a_plants_batches_reveal_the_batch_size",
         ),
         "flags-by-reuse": Mechanism(

@@ -22,7 +22,7 @@ from benchmarks.figures import console, keep
 from benchmarks.simulator.load import SimulatedTurn, Synthetic
 from benchmarks.simulator.timed_engine import FINGERPRINT, EngineRates, TimedEngine, traits_of
 from benchmarks.simulator.virtual_clock import VirtualClock
-from slotkeeper.api.answers.latency import percentile
+from slotkeeper.api.answers.answer import percentile
 from slotkeeper.scheduler.effects import Effect, Forward, Observe, Restore, Save
 from slotkeeper.scheduler.events import (
     Arrived,

@@ -31,7 +31,7 @@ import orjson
 from rich.table import Table
 
 from benchmarks.figures import console, keep
-from slotkeeper.api.answers.latency import percentile
+from slotkeeper.api.answers.answer import percentile
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny

@@ -23,7 +23,7 @@ from benchmarks.simulator.fleet import Asked, SimulatedSidecar
 from benchmarks.simulator.load import SimulatedTurn
 from benchmarks.simulator.timed_engine import Task, TimedEngine
 from benchmarks.simulator.virtual_clock import VirtualClock
-from slotkeeper.api.answers.latency import percentile
+from slotkeeper.api.answers.answer import percentile
 from slotkeeper.scheduler.effects import Report
 from slotkeeper.scheduler.snapshots.budgets import GIB, Limits
 

@@ -1,7 +1,7 @@
 """Agents that prune old results of tools, as real programs do: the requests that each would have sent.
 
 A pruner takes the unpruned messages of each request of a session, and returns them as its agent would send
-them. A result that was pruned once stays pruned. `rules/pruning.py` names the sources. Recorded sessions are
+them. A result that was pruned once stays pruned. `rules/rules.py` names the sources. Recorded sessions are
 short, so sizes are smaller here than in the agents, and opencode, which leaves the last two turns alone,
 leaves only the present one alone.
 """

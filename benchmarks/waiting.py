@@ -10,7 +10,7 @@ Where clients wait for slots, a server that answers sooner has the next requests
 queue. So the sum of the times to whole answers stands beside that of the times to first tokens.
 
 The bound, "least", is the time of the tokens that any cache must compute, at the speed that the stock engine
-showed in this run (`slotkeeper.api.answers.latency`), with no other queue than any server has
+showed in this run (`slotkeeper.api.answers.answer`), with no other queue than any server has
 (`least_waits`).
 """
 
@@ -39,7 +39,7 @@ from benchmarks.projectors import Projector, projector
 from benchmarks.stage import QUIET, Served, peak_memory_bytes, processor_seconds, served, written_bytes
 from benchmarks.waiting_figures import COLUMNS, KEY, Row, grouped
 from benchmarks.waiting_work import WORK, Client, Work, append
-from slotkeeper.api.answers.latency import PrefillTimes
+from slotkeeper.api.answers.answer import PrefillTimes
 from slotkeeper.api.document import Doc
 from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Oracle, Sample, Totals, times_of, totals

@@ -31,7 +31,7 @@ from benchmarks.simulator.fleet import (
 from benchmarks.simulator.load import LoadProfile, SimulatedTurn
 from benchmarks.simulator.timed_engine import EngineRates, traits_of
 from benchmarks.simulator.virtual_clock import VirtualClock
-from slotkeeper.api.answers.latency import percentile
+from slotkeeper.api.answers.answer import percentile
 from slotkeeper.scheduler.effects import Report
 from slotkeeper.scheduler.prompts.prompt_tree import PromptTree
 from slotkeeper.scheduler.prompts.tokens import WIDTH, Tokens

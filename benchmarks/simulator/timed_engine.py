@@ -22,7 +22,7 @@ from math import ceil
 from typing import Final
 
 from benchmarks.simulator.virtual_clock import VirtualClock
-from slotkeeper.api.answers.latency import UBATCH_TOKENS
+from slotkeeper.api.answers.answer import UBATCH_TOKENS
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory, prefilled, user_starts
 from slotkeeper.scheduler.slots.shadow import EngineShadow, ReusePlan, Source

@@ -33,7 +33,7 @@ from chaos.raw import until
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.runtime import link, slot_files
-from slotkeeper.scheduler.requests import launching
+from slotkeeper.scheduler.requests import lifecycle
 from slotkeeper.store import files
 from slotkeeper.store.folders import snapshot_folder
 
@@ -50,7 +50,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retry at once what would be retried after half a minute."""
     monkeypatch.setattr("slotkeeper.store.trouble.RETRY_SECONDS", SOON)
     monkeypatch.setattr(slot_files, "RETRY", SOON)
-    monkeypatch.setattr(launching, "SAVES_REST", SOON)
+    monkeypatch.setattr(lifecycle, "SAVES_REST", SOON)
 
 
 @pytest.fixture

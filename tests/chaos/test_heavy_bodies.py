@@ -18,7 +18,7 @@ from chaos.conftest import ready, settings
 from chaos.fake_answers import PATHS, looks_whole, request_body
 from chaos.raw import dial, until
 from patience import PATIENCE
-from slotkeeper.api import long_strings, request
+from slotkeeper.api import request
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import BRACES, HEAVY, LARGE, MOST_DEEP, MOST_MESSAGES, PromptSize, size_of
 from slotkeeper.app import Sidecar, running
@@ -266,7 +266,7 @@ def test_images_of_a_heavy_body_are_not_read_by_the_parser(monkeypatch):
         return orjson.loads(body)
 
     seen = SimpleNamespace(JSONDecodeError=orjson.JSONDecodeError, loads=loads)
-    monkeypatch.setattr(long_strings, "orjson", seen)
+    monkeypatch.setattr(request, "orjson", seen)
     asked = request.parse(Api.CHAT, of_images(5 * 2**20, 6 * 2**20))
     assert [len(picture.data) for picture in asked.images] == [5 * 2**20, 6 * 2**20]
     assert sum(parsed) < 2**20

@@ -18,9 +18,8 @@ import pytest
 from gguf import GGUFWriter
 
 from patience import PATIENCE
-from slotkeeper.vocab.bpe import PATTERNS, LocalVocab, UnsupportedError, byte_alphabet
 from slotkeeper.vocab.gguf import read_vocabulary
-from slotkeeper.vocab.tokenizer import samples
+from slotkeeper.vocab.tokenizer import PATTERNS, LocalVocab, UnsupportedError, byte_alphabet, samples
 
 pytestmark = pytest.mark.one_in(8)
 

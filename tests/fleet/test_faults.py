@@ -16,17 +16,17 @@ from fleet.servers import BUCKET, CREDENTIALS, Fault, FaultyProxy, faulty, runni
 from fleet.test_moving import BUILD, MODEL, uploaded
 from patience import PATIENCE
 from slotkeeper.engine.child.launch import free_port
-from slotkeeper.engine.slot_file.slotfile_runs import PartSizes
+from slotkeeper.engine.slot_file.slotfile import PartSizes
 from slotkeeper.runtime import sharing
 from slotkeeper.runtime.sharing import PATIENT
 from slotkeeper.scheduler.slots.slot_contents import Tier
 from slotkeeper.scheduler.snapshots import retention
 from slotkeeper.store.shared_store import objects
 from slotkeeper.store.shared_store import shared as module
-from slotkeeper.store.shared_store.collector import StoreCollector
 from slotkeeper.store.shared_store.hints import Hints
 from slotkeeper.store.shared_store.objects import Objects
 from slotkeeper.store.shared_store.part_objects import IN_STORE
+from slotkeeper.store.shared_store.shared import StoreCollector
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import LateError, StoreError, Trouble
 from unit.store.saving import ENGINE, names_in, offered

@@ -22,14 +22,13 @@ from typing import Final
 import pytest
 
 from fleet.servers import BUCKET
-from slotkeeper.engine.slot_file.slotfile_runs import PartSizes
+from slotkeeper.engine.slot_file.slotfile import PartSizes
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.slots.slot_contents import SnapshotId
 from slotkeeper.store.shared_store import shared as module
-from slotkeeper.store.shared_store.collector import StoreCollector
 from slotkeeper.store.shared_store.hints import Hints
 from slotkeeper.store.shared_store.object_names import IN_PARTS, HeadName, parsed, part_path, parts_in
-from slotkeeper.store.shared_store.shared import SharedStore
+from slotkeeper.store.shared_store.shared import SharedStore, StoreCollector
 from slotkeeper.store.store import Store
 from unit.store.saving import ids, offered
 from unit.store.sharing import KEY, found, kept_state, sidecar

@@ -12,11 +12,11 @@ import pytest
 from fleet.servers import BUCKET, CREDENTIALS, versitygw
 from fleet.test_killed import drop_local_copy
 from slotkeeper.engine.child.launch import free_port
-from slotkeeper.engine.slot_file.slotfile_runs import RUN
+from slotkeeper.engine.slot_file.slotfile import RUN
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.store.shared_store import shared as module
-from slotkeeper.store.shared_store.collector import StoreCollector
 from slotkeeper.store.shared_store.objects import Objects
+from slotkeeper.store.shared_store.shared import StoreCollector
 from slotkeeper.store.trouble import StoreError, Trouble
 from unit.store.saving import offered
 from unit.store.sharing import ALL_IN_PARTS, ALL_WHOLE, KEY, LONG, found, kept_state, sidecar, unheard

@@ -29,7 +29,7 @@ from slotkeeper.scheduler.effects import Save, SaveMoment
 from slotkeeper.scheduler.events import TimerFired
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.rates import LinearTimes
-from slotkeeper.scheduler.requests.launching import SAVES_REST
+from slotkeeper.scheduler.requests.lifecycle import SAVES_REST
 from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.scheduler.types import Reason
 

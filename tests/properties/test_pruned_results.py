@@ -15,8 +15,8 @@ from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
 from slotkeeper.conversation.layout import Conversation, Who
 from slotkeeper.conversation.rules.base import Room, Scene
-from slotkeeper.conversation.rules.pruning import LEAST as SHORTEST_SUMMARIZED
-from slotkeeper.conversation.rules.pruning import PrunedResults, common
+from slotkeeper.conversation.rules.rules import LEAST as SHORTEST_SUMMARIZED
+from slotkeeper.conversation.rules.rules import PrunedResults, common
 
 Doc = dict[str, Any]
 

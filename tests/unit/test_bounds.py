@@ -13,11 +13,10 @@ from prometheus_client import generate_latest
 
 from playbooks.playbook import Play, arrives, ends
 from slotkeeper.api import document
-from slotkeeper.api.answers.answer import SseSplitter
-from slotkeeper.api.answers.latency import REMEMBERED, EngineSpeed, Prefilled
+from slotkeeper.api.answers.answer import REMEMBERED, EngineSpeed, Prefilled, SseSplitter
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
-from slotkeeper.conversation import facts, naming
+from slotkeeper.conversation import layout, naming
 from slotkeeper.conversation.layout import Who
 from slotkeeper.conversation.likeness import REPLIES, Conversations
 from slotkeeper.conversation.naming import Agents, Naming
@@ -55,7 +54,7 @@ from slotkeeper.scheduler.state import ANSWERS, EARLY, KINDS, Ahead, FairQueue, 
 from slotkeeper.scheduler.state import MOST as AHEAD
 from slotkeeper.scheduler.types import ClientId, EngineId, Reason, RequestId
 from slotkeeper.store.files import Lane
-from slotkeeper.vocab.bpe import SegmentCache
+from slotkeeper.vocab.tokenizer import SegmentCache
 from unit.conversation.talks import chat, reply, system, user
 from unit.observe.watched import record
 from unit.store.saving import keep, names_in, opened
@@ -194,9 +193,9 @@ def prefills() -> tuple[int, int]:
 
 
 def texts_with_facts() -> tuple[int, int]:
-    for n in range(10 * facts.REMEMBERED):
-        facts.facts(f"Text {n}.")
-    return facts.found_in.cache_info().currsize, facts.REMEMBERED
+    for n in range(10 * layout.REMEMBERED):
+        layout.facts(f"Text {n}.")
+    return layout.found_in.cache_info().currsize, layout.REMEMBERED
 
 
 def ram_cache() -> tuple[int, int]:

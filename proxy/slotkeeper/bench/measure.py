@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from slotkeeper.api.answers.latency import (
+from slotkeeper.api.answers.answer import (
     Prefilled,
     PrefillTimes,
     Waited,

@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from slotkeeper.api.agent_hints import CAPS
 from slotkeeper.api.document import Doc, integer, table, text
 from slotkeeper.api.head import Api, classify, forwardable
+from slotkeeper.api.request import CAPS
 from slotkeeper.bench.measure import Sample, comparison, impossible, notes, wide_console
 from slotkeeper.bench.target import Shot, Target
 from slotkeeper.engine.answers import EngineError, EngineGoneError

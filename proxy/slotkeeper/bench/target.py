@@ -18,8 +18,7 @@ import httpx
 import orjson
 from prometheus_client.parser import text_string_to_metric_families
 
-from slotkeeper.api.answers.answer import Answer, AnswerReader
-from slotkeeper.api.answers.latency import TokenTimes
+from slotkeeper.api.answers.answer import Answer, AnswerReader, TokenTimes
 from slotkeeper.api.document import Doc, NotOurs, rows, table
 from slotkeeper.api.head import PLANTED, REWRITTEN, Api, classify
 from slotkeeper.api.request import Ask, parse

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from gguf import GGUFWriter
 
-from slotkeeper.vocab.bpe import byte_alphabet
+from slotkeeper.vocab.tokenizer import byte_alphabet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

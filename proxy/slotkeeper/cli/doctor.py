@@ -34,8 +34,7 @@ from slotkeeper.scheduler.slots.engine_model import EngineTraits, Known
 from slotkeeper.scheduler.slots.slot_contents import Tier
 from slotkeeper.scheduler.snapshots.budgets import Budgets, Limits, budgets
 from slotkeeper.store import files
-from slotkeeper.store.folders.room import rooms_of
-from slotkeeper.store.folders.snapshot_folder import SnapshotFolder
+from slotkeeper.store.folders.snapshot_folder import SnapshotFolder, rooms_of
 from slotkeeper.store.trouble import ADVICE, SLOW_BYTES_PER_SECOND, StoreError, Trouble, troubles
 
 COLOURS: Final = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARN: "yellow", Severity.FAIL: "red"}

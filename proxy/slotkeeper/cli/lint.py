@@ -19,10 +19,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from slotkeeper.api.agent_hints import answer_cap
 from slotkeeper.api.document import named
 from slotkeeper.api.head import Api, classify
-from slotkeeper.api.request import lay_out
+from slotkeeper.api.request import answer_cap, lay_out
 from slotkeeper.bench.replay import Entry, Trace, TraceError, merged, read
 from slotkeeper.cli.terminal import one_line
 from slotkeeper.conversation.causes import Explained, explain
@@ -32,7 +31,7 @@ from slotkeeper.conversation.likeness import Conversations
 from slotkeeper.conversation.naming import UNKNOWN, Agents
 from slotkeeper.conversation.rules.apply import DEFAULTS, canonical
 from slotkeeper.conversation.rules.base import Mode, Room, RuleName
-from slotkeeper.conversation.rules.pruning import PrunedResults
+from slotkeeper.conversation.rules.rules import PrunedResults
 from slotkeeper.values import UsageError
 
 CHARACTERS_A_TOKEN: Final = 3.6  # of code and English, with current vocabularies

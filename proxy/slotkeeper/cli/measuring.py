@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from slotkeeper.api.answers.latency import UBATCH_TOKENS, Prefilled, PrefillTimes, prefill_times
+from slotkeeper.api.answers.answer import UBATCH_TOKENS, Prefilled, PrefillTimes, prefill_times
 from slotkeeper.bench.texts import prose
 from slotkeeper.cli.terminal import size
 from slotkeeper.engine.answers import EngineError

@@ -21,12 +21,23 @@ from slotkeeper.conversation.divergence import (
     rests,
     same_text,
 )
-from slotkeeper.conversation.facts import FoundFact, digest, facts
-from slotkeeper.conversation.layout import NOWHERE, Conversation, Layout, Match, Message, Role, Section, says
+from slotkeeper.conversation.layout import (
+    NOWHERE,
+    Conversation,
+    FoundFact,
+    Layout,
+    Match,
+    Message,
+    Role,
+    Section,
+    digest,
+    facts,
+    says,
+)
 from slotkeeper.conversation.likeness import RequestKind, another_agent, asks_for_summary, kind_at, tool_name
 from slotkeeper.conversation.phrases import FILES
 from slotkeeper.conversation.rules.base import RuleName
-from slotkeeper.conversation.rules.pruning import pruned
+from slotkeeper.conversation.rules.rules import pruned
 
 __all__ = ["Cause", "Explained", "by_our_rule", "explain", "of_template"]
 

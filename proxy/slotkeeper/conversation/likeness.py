@@ -17,7 +17,6 @@ from typing import Any, Final
 import orjson
 
 from slotkeeper.conversation.divergence import Divergence, common_start, first_difference, json_text, parted
-from slotkeeper.conversation.facts import digest, same
 from slotkeeper.conversation.layout import (
     NOWHERE,
     Conversation,
@@ -30,11 +29,13 @@ from slotkeeper.conversation.layout import (
     Section,
     Text,
     Who,
+    digest,
+    same,
     says,
     user_says,
 )
 from slotkeeper.conversation.phrases import ASIDE, ASIDE_SYSTEM, SUMMARIZED, SUMMARIZER, SUMMARY_ASKED
-from slotkeeper.conversation.rules.pruning import common
+from slotkeeper.conversation.rules.rules import common
 from slotkeeper.scheduler.prompts.tokens import Tokens
 
 DIGEST_BYTES: Final = 16

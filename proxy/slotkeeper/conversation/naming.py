@@ -16,8 +16,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any, Final
 
-from slotkeeper.conversation.facts import bare
-from slotkeeper.conversation.layout import Conversation, Layout, Role, Section, says
+from slotkeeper.conversation.layout import Conversation, Layout, Role, Section, bare, says
 from slotkeeper.conversation.phrases import EXAMPLES, FILES, SUMMARIZED, TITLE_ASKED
 
 UNKNOWN: Final = "unknown client"

@@ -4,8 +4,8 @@ They were recorded from real clients, or come from the text of their published p
 request's only if it begins with such words: a user who writes about one is not mistaken for one.
 
 Words around facts are anchored to the start of a line, after an optional list mark. A pattern describes only
-how a fact begins, within a line or two, and its time grows linearly with their length. `facts` looks for ends
-that may be far away and reads each part of a text once: some texts are made to be slow.
+how a fact begins, within a line or two, and its time grows linearly with their length. `layout` looks for
+ends that may be far away and reads each part of a text once: some texts are made to be slow.
 """
 
 from __future__ import annotations

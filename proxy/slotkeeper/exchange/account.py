@@ -17,16 +17,15 @@ from typing import Final
 import aiohttp
 import orjson
 
-from slotkeeper.api.agent_hints import NOTHING_ASKED
-from slotkeeper.api.answers.answer import Answer, AnswerReader, ProgressFilter
+from slotkeeper.api.answers.answer import Answer, AnswerReader, ProgressFilter, TokenTimes
 from slotkeeper.api.answers.answer_builder import Figures
-from slotkeeper.api.answers.latency import TokenTimes
 from slotkeeper.api.document import Doc, NotOurs, Prompt
 from slotkeeper.api.errors import Fault, outcome_by, too_long
 from slotkeeper.api.head import Api, Secrets, request_id
 from slotkeeper.api.request import (
     HEAVY,
     LARGE,
+    NOTHING_ASKED,
     UNNAMED,
     Ask,
     Claim,

@@ -14,14 +14,7 @@ from aiohttp import ClientResponse, HttpVersion11, web
 from slotkeeper.api import errors
 from slotkeeper.api import head as names
 from slotkeeper.api.errors import ClientFault, Fault, OurFault, UpstreamFault
-from slotkeeper.api.head import (
-    LOAD_MODEL,
-    UNLOAD_ALL,
-    UNLOAD_ONE,
-    Api,
-    classify,
-    is_open,
-)
+from slotkeeper.api.head import LOAD_MODEL, UNLOAD_ALL, UNLOAD_ONE, Api, classify, is_open
 from slotkeeper.api.request import HEAVY, NotPlain, named_model, plain
 from slotkeeper.engine.client import LOOP_STATUS
 from slotkeeper.exchange.bodies import Body, Budget, Outlet

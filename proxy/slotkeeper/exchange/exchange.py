@@ -15,7 +15,6 @@ from aiohttp import web
 
 from slotkeeper.api import errors
 from slotkeeper.api import head as names
-from slotkeeper.api.agent_hints import Asked
 from slotkeeper.api.answers.answer import Answer, ProgressFilter, comment
 from slotkeeper.api.answers.assembling import Assembler, WholeAnswer, as_stream
 from slotkeeper.api.document import Doc
@@ -26,6 +25,7 @@ from slotkeeper.api.request import (
     HEAVY,
     PROGRESS_ROUTES,
     Ask,
+    Asked,
     NotPlain,
     ask_for,
     can_ask,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import dropwhile, islice
 from typing import Final
 
-from slotkeeper.api.answers.latency import EngineSpeed, Prefilled, least_seconds
+from slotkeeper.api.answers.answer import EngineSpeed, Prefilled, least_seconds
 from slotkeeper.conversation.naming import Name
 from slotkeeper.engine.client import EngineAddress
 from slotkeeper.observe.request_record import (

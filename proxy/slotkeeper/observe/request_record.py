@@ -19,8 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from slotkeeper.api.answers.answer import Progress
-from slotkeeper.api.answers.latency import TokenTimes, Waited
+from slotkeeper.api.answers.answer import Progress, TokenTimes, Waited
 from slotkeeper.conversation.divergence import Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.likeness import RequestKind
@@ -257,7 +256,7 @@ class Record:
     priority: Priority = Priority.NORMAL
     ranked: list[Ranked] = field(default_factory=list)  # actions because of priorities
     first_token: float | None = None  # seconds
-    stall: float | None = None  # seconds: the longest of its answer (api/answers/latency.py)
+    stall: float | None = None  # seconds: the longest of its answer (api/answers/answer.py)
     least_seconds: float | None = None  # the least time to its first token, once it has ended
     seconds: float | None = None
     work: Work | None = None

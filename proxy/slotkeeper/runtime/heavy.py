@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+from slotkeeper.api.document import longest_string
 from slotkeeper.api.errors import ClientFault
 from slotkeeper.api.head import Api
-from slotkeeper.api.long_strings import longest_string
 from slotkeeper.api.request import (
     HEAVY,
     MAX_STRING,

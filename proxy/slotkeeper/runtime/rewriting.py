@@ -12,11 +12,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from slotkeeper.api.agent_hints import answer_cap
 from slotkeeper.api.answers.answer_builder import Figures
 from slotkeeper.api.document import Doc, RecentRequests, SeenRequest, most_like, named, seen
 from slotkeeper.api.head import Api
-from slotkeeper.api.request import lay_out
+from slotkeeper.api.request import answer_cap, lay_out
 from slotkeeper.conversation.causes import Echo, Explained, by_our_rule, echo, explain, of_template
 from slotkeeper.conversation.divergence import CAUSES, Cause, length, parted
 from slotkeeper.conversation.layout import (

@@ -19,8 +19,7 @@ from slotkeeper.scheduler.events import Event, SnapshotsChanged
 from slotkeeper.scheduler.slots.slot_contents import Snapshot, SnapshotId, Tier
 from slotkeeper.scheduler.snapshots.retention import Wanted
 from slotkeeper.store.index import Kept, by_our_clock
-from slotkeeper.store.shared_store.collector import GRACE, TERM, StoreCollector
-from slotkeeper.store.shared_store.shared import SharedStore
+from slotkeeper.store.shared_store.shared import GRACE, TERM, SharedStore, StoreCollector
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import HaltedError, LateError, MissingError, SnapshotError, StoreError
 

@@ -80,8 +80,8 @@ from slotkeeper.scheduler.prompts import planting
 from slotkeeper.scheduler.prompts.prompt_tree import PromptTree
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.rates import WORTH_A_FILE
-from slotkeeper.scheduler.requests import launching, outcomes
-from slotkeeper.scheduler.requests.launching import begin, forward, requeue
+from slotkeeper.scheduler.requests import lifecycle
+from slotkeeper.scheduler.requests.lifecycle import begin, forward, requeue
 from slotkeeper.scheduler.requests.pending import Form, Pending, Plan, Queued, Running, Wait, Waiting, Weighed
 from slotkeeper.scheduler.slots.engine_model import TAIL, EngineTraits, Known, cells_of, may_share
 from slotkeeper.scheduler.slots.shadow import EngineShadow
@@ -153,7 +153,7 @@ def rendered(state: State, event: Rendered) -> Iterator[Effect]:
         return
     if not pending.rendered:
         pending.tokens_known(event, state.prompts(pending.arrived.model))
-    yield from outcomes.rendered_late(state, pending, event.at)
+    yield from lifecycle.rendered_late(state, pending, event.at)
 
 
 def settle(state: State, now: float) -> Iterator[Effect]:
@@ -167,9 +167,9 @@ def settle(state: State, now: float) -> Iterator[Effect]:
         table.round_begins(now)
         if table.poisoned:
             yield from idle_work.erase_poisoned(state, table, now)
-    yield from launching.bypass(state, now)
+    yield from lifecycle.bypass(state, now)
     yield from _send_steered(state, now)
-    yield from launching.fail_open(state, now)
+    yield from lifecycle.fail_open(state, now)
     if state.routers or state.slotless:
         yield from leaving.settle_swaps(state, now)
     yield from _serve(state, now)
@@ -566,7 +566,7 @@ def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
     table.came_up(event.traits, event.at, fresh=event.fresh, leaving=event.engine in state.drained)
     share_guesses(state.up_for(table.model))
     yield from _adopted(state, table, event.at)
-    yield from outcomes.close_ended(state)
+    yield from lifecycle.close_ended(state)
     state.budget_again()
 
 
@@ -658,7 +658,7 @@ def budgeted(state: State) -> Iterator[Effect]:
 def engine_lost(state: State, event: EngineLost) -> Iterator[Effect]:
     if table := state.tables.get(event.engine):
         table.went_down(event.at, back_by=event.at + state.limits.engine_wait if event.returns else -inf)
-    yield from outcomes.close_ended(state)
+    yield from lifecycle.close_ended(state)
 
 
 def snapshots_changed(state: State, event: SnapshotsChanged) -> Iterable[Effect]:
@@ -689,27 +689,27 @@ TAKE_IN: Final[Mapping[type[Event], Callable[[State, Any], Iterable[Effect] | No
         Announced: announced,
         Arrived: arrived,
         Rendered: rendered,
-        Started: outcomes.started,
-        Finished: outcomes.finished,
+        Started: lifecycle.started,
+        Finished: lifecycle.finished,
         Exceeded: kv_pool.exceeded,
-        Acted: outcomes.acted,
-        Gone: outcomes.gone,
-        ReplyKnown: outcomes.reply_known,
-        NextKnown: outcomes.next_known,
+        Acted: lifecycle.acted,
+        Gone: lifecycle.gone,
+        ReplyKnown: lifecycle.reply_known,
+        NextKnown: lifecycle.next_known,
         # steps in slots, and files
-        Planted: launching.ended,
-        Saved: launching.ended,
-        Restored: launching.ended,
-        Erased: launching.ended,
+        Planted: lifecycle.step_ended,
+        Saved: lifecycle.step_ended,
+        Restored: lifecycle.step_ended,
+        Erased: lifecycle.step_ended,
         SnapshotsChanged: snapshots_changed,
         RoomSeen: retention.room_seen,
         # engines
         EngineUp: engine_up,
         FilesFound: files_found,
         EngineLost: engine_lost,
-        Observed: outcomes.observed,
-        ObserveFailed: outcomes.observe_failed,
-        RequestFailed: outcomes.request_failed,
+        Observed: lifecycle.observed,
+        ObserveFailed: lifecycle.observe_failed,
+        RequestFailed: lifecycle.request_failed,
         AdaptersChange: spaces.adapters_changed,
         AdaptersSeen: spaces.adapters_changed,
         DrainAsked: leaving.drain_asked,

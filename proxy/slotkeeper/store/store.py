@@ -13,8 +13,7 @@ from pathlib import Path
 from slotkeeper.scheduler.slots.slot_contents import SnapshotId, Tier
 from slotkeeper.scheduler.snapshots.budgets import FolderRoom
 from slotkeeper.store import files
-from slotkeeper.store.folders.room import rooms_of
-from slotkeeper.store.folders.sweep import Swept
+from slotkeeper.store.folders.snapshot_folder import Swept, rooms_of
 from slotkeeper.store.index import Catalogue, Kept, Use
 from slotkeeper.store.intake import SavedFile
 from slotkeeper.store.tiers import ColdTier, Tiers

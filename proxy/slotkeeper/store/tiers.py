@@ -11,8 +11,7 @@ from typing import Final, Protocol
 from slotkeeper.scheduler.slots.slot_contents import SnapshotId, Tier
 from slotkeeper.store.files import Halt, Lane
 from slotkeeper.store.folders.run_folder import RunFolder
-from slotkeeper.store.folders.snapshot_folder import SnapshotFolder
-from slotkeeper.store.folders.sweep import Swept, sweep
+from slotkeeper.store.folders.snapshot_folder import SnapshotFolder, Swept, sweep
 from slotkeeper.store.index import Kept
 from slotkeeper.store.intake import CheckedFile, SavedFile, SnapshotIntake, transfer
 from slotkeeper.store.manifest import Manifest

@@ -10,8 +10,7 @@ from urllib.parse import quote
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from slotkeeper.admin.admin import AdminPort
-from slotkeeper.admin.state_routes import LIMIT, MOST
+from slotkeeper.admin.admin import LIMIT, MOST, AdminPort
 from slotkeeper.conversation.divergence import Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.naming import Name

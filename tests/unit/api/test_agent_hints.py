@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from slotkeeper.api.agent_hints import LONGEST_WAIT, Asked, in_body
 from slotkeeper.api.errors import ClientFault
 from slotkeeper.api.head import MAX_WAIT, PRIORITY, Api
-from slotkeeper.api.request import claim
+from slotkeeper.api.request import LONGEST_WAIT, Asked, claim, in_body
 from slotkeeper.scheduler.types import NO_HINTS, Priority, RequestHints, SaidBy
 
 LOW, NORMAL, HIGH = Priority.LOW, Priority.NORMAL, Priority.HIGH

@@ -2,7 +2,7 @@ import pytest
 
 from slotkeeper.api.document import NotOurs
 from slotkeeper.api.formats.anthropic import shape
-from slotkeeper.conversation.rules.restoring import without_stamp
+from slotkeeper.conversation.rules.rules import without_stamp
 
 HEADER = "x-anthropic-billing-header: cc_version=2.1; cch="
 

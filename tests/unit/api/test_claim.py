@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slotkeeper.api.document import PIECE_BYTES
 from slotkeeper.api.errors import ClientFault
 from slotkeeper.api.head import Api
-from slotkeeper.api.long_strings import PIECE_BYTES
 from slotkeeper.api.request import (
     MOST_VALUES,
     UNNAMED,

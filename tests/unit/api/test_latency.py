@@ -7,15 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from slotkeeper.api.answers.answer import AnswerReader, comment
-from slotkeeper.api.answers.latency import (
+from slotkeeper.api.answers.answer import (
     REMEMBERED,
+    AnswerReader,
     EngineSpeed,
     Prefilled,
     PrefillTimes,
     TokenTimes,
     Waited,
     Waits,
+    comment,
     least_seconds,
     percentile,
     prefill_times,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slotkeeper.api import long_strings
-from slotkeeper.api.long_strings import count_of, inserted, loads, longest_string
+from slotkeeper.api import document
+from slotkeeper.api.document import count_of, inserted, loads, longest_string
 
 RUN = "iVBORw0KGgo" * 5 + "+/=="
 PIECES = [RUN, RUN[:30], "\\", "\\n", "\\u00e9", *'"""{}[]:, 1', "data:,", "é", "\x00"]
@@ -20,8 +20,8 @@ PARTS = st.sampled_from(PIECES)
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """Make runs of 32 bytes long ones."""
-    monkeypatch.setattr(long_strings, "LONG_BYTES", 32)
-    monkeypatch.setattr(long_strings, "PIECE_BYTES", 16)
+    monkeypatch.setattr(document, "LONG_BYTES", 32)
+    monkeypatch.setattr(document, "PIECE_BYTES", 16)
 
 
 def outcome(read, body):
@@ -32,7 +32,7 @@ def outcome(read, body):
 
 
 def cuts(body):
-    return [body[start:end] for start, end in long_strings._long_runs(body)]
+    return [body[start:end] for start, end in document._long_runs(body)]
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,9 @@
 import orjson
 import pytest
 
-from slotkeeper.api.agent_hints import answer_cap
 from slotkeeper.api.document import NotOurs
 from slotkeeper.api.head import Api
-from slotkeeper.api.request import parse
+from slotkeeper.api.request import answer_cap, parse
 
 HELLO = [{"role": "user", "content": "hello"}]
 

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from patience import PATIENCE
-from slotkeeper.admin.state_routes import summary, time_of
-from slotkeeper.api.answers.latency import Waited, waits
+from slotkeeper.admin.admin import summary, time_of
+from slotkeeper.api.answers.answer import Waited, waits
 from slotkeeper.cli.top import HISTORY, ScreenState, history, screen, top
 from slotkeeper.observe.request_record import Record, RequestStage
 from slotkeeper.observe.states import (

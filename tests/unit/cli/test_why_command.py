@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from slotkeeper.admin.state_routes import detail, summary
+from slotkeeper.admin.admin import detail, summary
 from slotkeeper.cli.main import main
 from slotkeeper.cli.terminal import COLUMNS
 from slotkeeper.cli.why import NO_TEXT, why

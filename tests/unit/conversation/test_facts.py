@@ -6,9 +6,8 @@ import itertools
 
 import pytest
 
-from slotkeeper.conversation import facts as module
-from slotkeeper.conversation.facts import FoundFact, facts
-from slotkeeper.conversation.layout import Section, Text
+from slotkeeper.conversation import layout as module
+from slotkeeper.conversation.layout import FoundFact, Section, Text, facts
 from slotkeeper.conversation.phrases import FactKind
 from unit.conversation.preambles import CLIENTS, OPENCODE, PI, VIBE
 

@@ -12,9 +12,9 @@ from functools import cache
 import pytest
 from benchmarks.matchers import TEXTS, all_matchers
 
-from slotkeeper.conversation.facts import MOST, SEARCHED, facts
+from slotkeeper.conversation.layout import MOST, SEARCHED, facts
 from slotkeeper.conversation.phrases import FORMS
-from slotkeeper.vocab.bpe import MAX_BLANKS, too_blank
+from slotkeeper.vocab.tokenizer import MAX_BLANKS, too_blank
 
 SMALL, TIMES, TRIES = 2**15, 8, 3
 MUCH_FASTER = 3 * TIMES  # than quadratic, and much slower than linear

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
-from slotkeeper.conversation.facts import digest, same
-from slotkeeper.conversation.layout import Role
-from slotkeeper.conversation.rules.pruning import common
+from slotkeeper.conversation.layout import Role, digest, same
+from slotkeeper.conversation.rules.rules import common
 
 NOTE = "<system-reminder>\nThe current date is: Saturday, November 21, 2026.\n</system-reminder>"
 OTHER_NOTE = "<system-reminder>\nThe current date is: Sunday, November 22, 2026.\n</system-reminder>"

@@ -9,9 +9,16 @@ from functools import partial
 from hashlib import shake_128
 from io import BytesIO
 
-from slotkeeper.engine.slot_file.slotfile import Damage, Recipe, SlotFile
-from slotkeeper.engine.slot_file.slotfile_reader import read
-from slotkeeper.engine.slot_file.slotfile_runs import AS_THEY_ARE, Division, PartSizes, divided
+from slotkeeper.engine.slot_file.slotfile import (
+    AS_THEY_ARE,
+    Damage,
+    Division,
+    PartSizes,
+    Recipe,
+    SlotFile,
+    divided,
+    read,
+)
 
 WINDOW = 8  # tokens
 IDS = tuple(range(100, 120))

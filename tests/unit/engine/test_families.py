@@ -6,7 +6,7 @@ import pytest
 
 from slotkeeper.engine.answers import EngineError
 from slotkeeper.engine.client import EngineClient
-from slotkeeper.engine.markers import (
+from slotkeeper.engine.traits import (
     FAMILIES,
     Family,
     agrees,

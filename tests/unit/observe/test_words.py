@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slotkeeper.admin.state_routes import detail
+from slotkeeper.admin.admin import detail
 from slotkeeper.conversation.divergence import CAUSES, NEW_SESSION, Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.rules.apply import ShownChange

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from slotkeeper.store.shared_store.collector import Collected, StoreCollector
 from slotkeeper.store.shared_store.objects import AT_A_TIME, Objects
-from slotkeeper.store.shared_store.shared import SharedStore
+from slotkeeper.store.shared_store.shared import Collected, SharedStore, StoreCollector
 from slotkeeper.store.trouble import StoreError, Trouble
 from unit.store.saving import offered
 from unit.store.sharing import KEY, found, kept_state, sidecar, unheard

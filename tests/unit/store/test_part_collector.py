@@ -11,14 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from slotkeeper.engine.slot_file.slotfile_runs import RUN
+from slotkeeper.engine.slot_file.slotfile import RUN
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.store.shared_store import collector, shared
-from slotkeeper.store.shared_store.collector import GRACE, SPARED, Collected, StoreCollector
+from slotkeeper.store.shared_store import shared
 from slotkeeper.store.shared_store.object_names import HeadName, part_at, parts_in
 from slotkeeper.store.shared_store.part_objects import FRESH
 from slotkeeper.store.shared_store.sealing import StoreKey
-from slotkeeper.store.shared_store.shared import parts_named
+from slotkeeper.store.shared_store.shared import GRACE, SPARED, Collected, StoreCollector, parts_named
 from slotkeeper.store.trouble import StoreError, Trouble
 from unit.store.sharing import ALL_IN_PARTS, KEY, found, sidecar
 from unit.store.test_collector import HOUR
@@ -208,7 +207,7 @@ async def test_a_round_that_takes_too_long_removes_no_more_parts(tmp_path, monke
             grow_old(cold, GRACE + 1)
             with monkeypatch.context() as slow:
                 steps = iter([0.0, 0.0, 1.0, FRESH / 2 + 1, *[FRESH] * 99])
-                slow.setattr(collector, "time", SimpleNamespace(monotonic=lambda steps=steps: next(steps)))
+                slow.setattr(shared, "time", SimpleNamespace(monotonic=lambda steps=steps: next(steps)))
                 done = await collected.collect()
         assert done.leftovers == 2
         assert len(objects(cold, "parts")) > 2

@@ -17,17 +17,16 @@ from typing import Any, Final, cast
 
 import pytest
 
-from slotkeeper.engine.slot_file.slotfile_runs import RUN
+from slotkeeper.engine.slot_file.slotfile import RUN
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.store.files import Halt, Lane
 from slotkeeper.store.folders.snapshot_folder import SnapshotFolder
 from slotkeeper.store.index import Kept
-from slotkeeper.store.shared_store import collector, part_objects, shared
-from slotkeeper.store.shared_store.collector import StoreCollector
+from slotkeeper.store.shared_store import part_objects, shared
 from slotkeeper.store.shared_store.object_names import part_path, parts_in
 from slotkeeper.store.shared_store.objects import Objects, ObjectSeen
 from slotkeeper.store.shared_store.part_objects import FRESH
-from slotkeeper.store.shared_store.shared import SharedStore, parts_named
+from slotkeeper.store.shared_store.shared import SharedStore, StoreCollector, parts_named
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import MissingError, SnapshotError, StoreError
 from unit.engine.slotfiles import slot_file
@@ -159,7 +158,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[World], None]:
         names = SimpleNamespace(
             token_bytes=world.secrets.randbytes, token_hex=lambda n: world.secrets.randbytes(n).hex()
         )
-        for module in (part_objects, shared, collector):
+        for module in (part_objects, shared, shared):
             monkeypatch.setattr(module, "time", clock)
             monkeypatch.setattr(module, "secrets", names, raising=False)
             monkeypatch.setattr(module, "LOOKS", 1, raising=False)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slotkeeper.engine.slot_file.slotfile_runs import RUN
+from slotkeeper.engine.slot_file.slotfile import RUN
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.slots.slot_contents import SnapshotId, Tier
 from slotkeeper.store import files

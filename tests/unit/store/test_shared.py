@@ -22,9 +22,9 @@ from slotkeeper.store.folders.snapshot_folder import SnapshotFolder
 from slotkeeper.store.index import Kept
 from slotkeeper.store.shared_store import object_names
 from slotkeeper.store.shared_store import shared as module
-from slotkeeper.store.shared_store.collector import StoreCollector
 from slotkeeper.store.shared_store.object_names import HeadName, parsed
 from slotkeeper.store.shared_store.sealing import StoreKey
+from slotkeeper.store.shared_store.shared import StoreCollector
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import LateError, MissingError, StoreError, UnfitError
 from unit.engine.slotfiles import slot_file

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from slotkeeper.bench.models import Tiny, build
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.vocab.bpe import (
+from slotkeeper.vocab.gguf import GgufVocabulary, read_vocabulary
+from slotkeeper.vocab.tokenizer import (
     MAX_BLANKS,
     LocalVocab,
     SegmentCache,
@@ -21,7 +22,6 @@ from slotkeeper.vocab.bpe import (
     byte_alphabet,
     independent,
 )
-from slotkeeper.vocab.gguf import GgufVocabulary, read_vocabulary
 
 
 @cache

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.vocab.bpe import SegmentCache, SegmentTokenizer
+from slotkeeper.vocab.tokenizer import SegmentCache, SegmentTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

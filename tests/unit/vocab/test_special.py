@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slotkeeper.vocab.bpe import SpecialSplitter, entangled, independent
+from slotkeeper.vocab.tokenizer import SpecialSplitter, entangled, independent
 
 TOKENS = st.lists(st.text("ab<\n", min_size=1, max_size=5), min_size=0, max_size=6, unique=True)
 

@@ -11,9 +11,8 @@ import pytest
 from slotkeeper.bench.models import Tiny, build
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.vocab import tokenizer as module
-from slotkeeper.vocab.bpe import LocalVocab, UnsupportedError
 from slotkeeper.vocab.gguf import read_vocabulary
-from slotkeeper.vocab.tokenizer import Tokenizer
+from slotkeeper.vocab.tokenizer import LocalVocab, Tokenizer, UnsupportedError
 
 if TYPE_CHECKING:
     from pathlib import Path

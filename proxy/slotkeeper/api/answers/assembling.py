@@ -14,9 +14,8 @@ from typing import Any, Final, Protocol
 import orjson
 
 from slotkeeper.api.answers.answer import SseEvent, SseSplitter
-from slotkeeper.api.document import Doc
+from slotkeeper.api.document import Doc, inserted
 from slotkeeper.api.head import Api
-from slotkeeper.api.long_strings import inserted
 
 # Streams lack the tokens and probabilities of text that the engine holds back: a character of several tokens,
 # the start of a stop word. The other fields change the contents of a stream.

@@ -32,7 +32,7 @@ from slotkeeper.api.document import (
 )
 from slotkeeper.api.formats.openai import carries_media
 from slotkeeper.conversation.layout import Call, Layout, Message, Path, Role, Section, Text
-from slotkeeper.conversation.rules.restoring import without_stamp
+from slotkeeper.conversation.rules.rules import without_stamp
 
 _ROLES: Final = {"assistant": Role.ASSISTANT, "system": Role.SYSTEM}
 _PARTS: Final = {"text": "text"}

@@ -13,25 +13,23 @@ from slotkeeper.conversation.divergence import common_start
 from slotkeeper.conversation.layout import Edit, Layout, Match, edited
 from slotkeeper.conversation.likeness import same_agent
 from slotkeeper.conversation.rules.base import Fact, Mode, Modes, Room, Rule, RuleName, Scene, note_edits
-from slotkeeper.conversation.rules.moving import (
+from slotkeeper.conversation.rules.rules import (
+    BillingNonce,
+    CallIds,
     Clock,
     Countdown,
     Date,
     Environment,
     GitStatus,
     MemoryFile,
-    Reminders,
-    WorkingDirectory,
-)
-from slotkeeper.conversation.rules.pruning import PrunedResults
-from slotkeeper.conversation.rules.restoring import (
-    BillingNonce,
-    CallIds,
+    PrunedResults,
     Reasoning,
+    Reminders,
     SchemaKeys,
     ToolCalls,
     ToolOrder,
     TrailingWhitespace,
+    WorkingDirectory,
 )
 
 RULES: Final[tuple[Rule, ...]] = (

@@ -1,8 +1,8 @@
 """A slot file in parts, which opens like the file itself, and the list that says what its parts are.
 
-The list `ID.runs` has the file's frame and the digests of its parts (`engine.slotfile_runs`). It is sealed
-with the folder's secret, so it is read only if it was written here for this snapshot. That does not make the
-parts right: whoever gives the file to an engine hashes all of it first, as any other file.
+The list `ID.runs` has the file's frame and the digests of its parts (`slotfile.divided`). It is sealed with
+the folder's secret, so it is read only if it was written here for this snapshot. That does not make the parts
+right: whoever gives the file to an engine hashes all of it first, as any other file.
 """
 
 from __future__ import annotations
@@ -19,9 +19,16 @@ from typing import Any, BinaryIO, Final
 
 import orjson
 
-from slotkeeper.engine.slot_file.slotfile import Rows, SlotFile
-from slotkeeper.engine.slot_file.slotfile_reader import read
-from slotkeeper.engine.slot_file.slotfile_runs import AS_THEY_ARE, Band, Division, PartSizes, divided
+from slotkeeper.engine.slot_file.slotfile import (
+    AS_THEY_ARE,
+    Band,
+    Division,
+    PartSizes,
+    Rows,
+    SlotFile,
+    divided,
+    read,
+)
 from slotkeeper.scheduler.slots.slot_contents import SnapshotId
 from slotkeeper.store import files
 from slotkeeper.store.files import Halt

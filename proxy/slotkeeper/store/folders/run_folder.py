@@ -3,7 +3,7 @@
 Instead of a slot file `ID.slot` a snapshot has a list `ID.runs` here, and its parts are files in a folder of
 their own, named by their contents. A state is written in this order: the parts that are not there yet, the
 list, the manifest; it is removed in the opposite order. So a killed process leaves parts that no list names,
-never a list without parts. A file that has to stay whole (`slotfile_runs.divided`) is `ID.slot` here too.
+never a list without parts. A file that has to stay whole (`slotfile.divided`) is `ID.slot` here too.
 
 A part that no snapshot has any more is removed with the last one, or stays as a leftover while there is room:
 a state that moved to the hot folder may well come back, and then hardly anything has to be written.

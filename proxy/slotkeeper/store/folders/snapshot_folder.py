@@ -1,7 +1,7 @@
-"""One folder of snapshots: each is a slot file `ID.slot` with a manifest `ID.json`, else it is unused.
+"""One folder of snapshots, its room and its sweep: a slot file `ID.slot` with a manifest `ID.json` for each.
 
-The manifest is written last and removed first. So a process that is killed in between leaves either a
-complete snapshot or files that the next sweep deletes. All functions block.
+A file without the other is unused. The manifest is written last and removed first. So a process that is
+killed in between leaves either a complete snapshot or files that the next sweep deletes. All functions block.
 """
 
 from __future__ import annotations
@@ -12,16 +12,21 @@ import os
 import stat
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from io import FileIO, RawIOBase
 from pathlib import Path
 from typing import Final
 
+from slotkeeper.engine.child.memory import free_memory
+from slotkeeper.engine.slot_file.slotfile import Damage, read, tokens_with_images
+from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.slots.slot_contents import SnapshotId, Tier
+from slotkeeper.scheduler.snapshots.budgets import FolderRoom
 from slotkeeper.store import files
 from slotkeeper.store.files import Halt, Stamp
-from slotkeeper.store.folders.joined import Source
+from slotkeeper.store.folders.joined import Source, size_of
 from slotkeeper.store.manifest import (
     LARGEST,
     Flaw,
@@ -33,7 +38,15 @@ from slotkeeper.store.manifest import (
     seal_of,
     taken_over,
 )
-from slotkeeper.store.trouble import MissingError, StoreError, Trouble, UnfitError, troubles
+from slotkeeper.store.trouble import (
+    ADVICE,
+    MissingError,
+    StoreError,
+    Trouble,
+    UnfitError,
+    trouble_in,
+    troubles,
+)
 
 RESERVE: Final = 64 << 20  # bytes left free: the folder may share its disk with the engine's log and ours
 GIVEN_UP: Final = 64  # names of files that an engine may still write
@@ -305,3 +318,186 @@ def _bound(aside: Path) -> None:
     while found and (len(found) > QUARANTINED or sum(sizes) > QUARANTINE_BYTES):
         files.remove(found.pop(0))
         sizes.pop(0)
+
+
+# -- the room in a folder -------------------------------------------------------------------------------
+
+# The file systems of folders for snapshots: how much room they have. All functions block.
+
+
+MOUNTS: Final = Path("/proc/self/mountinfo")
+OF_MEMORY: Final = frozenset({"tmpfs", "ramfs"})
+BLOCK: Final = 512  # bytes, the unit of st_blocks
+
+
+def rooms_of(folders: Mapping[Tier, Path]) -> dict[Tier, FolderRoom]:
+    """Measure the file system of each folder, without our files there; leave out those that fail.
+
+    A folder that does not exist yet will be made, so the folder above it counts.
+    """
+    there = {
+        tier: next((path for path in (folder, *folder.absolute().parents) if path.is_dir()), folder)
+        for tier, folder in folders.items()
+    }
+    found, ours = dict[Tier, tuple[int, os.statvfs_result]](), dict[int, int]()
+    for tier, folder in there.items():
+        with suppress(OSError):
+            device = folder.stat().st_dev
+            found[tier] = device, os.statvfs(folder)
+            ours[device] = ours.get(device, 0) + taken(folder)
+    in_memory = {device for device, _ in found.values()} & _devices_of_memory()
+    return {
+        tier: _room(device, system, ours[device], in_memory=device in in_memory)
+        for tier, (device, system) in found.items()
+    }
+
+
+def _room(device: int, system: os.statvfs_result, ours: int, *, in_memory: bool) -> FolderRoom:
+    total, free = system.f_blocks * system.f_frsize, system.f_bavail * system.f_frsize
+    if in_memory and (memory := free_memory()) is not None:
+        free = min(free, memory) if total else memory  # a tmpfs without a limit says 0 of 0
+    return FolderRoom(total=total, free=free + ours, device=device, in_memory=in_memory)
+
+
+def taken(folder: Path) -> int:
+    """Return the bytes on disk of our files in a folder, also unfinished ones. Raises OSError."""
+    total = _sum(folder, lambda name: files.ours(name) is not None)
+    with suppress(FileNotFoundError, NotADirectoryError):  # only a cold folder has it
+        total += _sum(folder / files.RUN_FOLDER, lambda _: True)
+    return total
+
+
+def _sum(folder: Path, ours: Callable[[str], bool]) -> int:
+    total = 0
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if ours(entry.name):
+                with suppress(FileNotFoundError):  # it has just been removed
+                    total += entry.stat(follow_symlinks=False).st_blocks * BLOCK
+    return total
+
+
+def _devices_of_memory() -> set[int]:
+    """Return the device numbers of file systems in memory; none where the system does not tell."""
+    devices = set()
+    with suppress(OSError, ValueError):
+        for line in MOUNTS.read_text("utf-8", "replace").splitlines():
+            before, _, after = line.partition(" - ")  # optional fields end with a dash
+            if after.split(" ", 1)[0] in OF_MEMORY:
+                major, minor = map(int, before.split()[2].split(":"))
+                devices.add(os.makedev(major, minor))
+    return devices
+
+
+# -- the sweep of a folder ------------------------------------------------------------------------------
+
+# The sweep of a folder: which snapshots it has, and the removal of what can never be used.
+
+
+@dataclass(slots=True)
+class Swept:
+    """The snapshots that a sweep found in one folder. `notes` are log texts."""
+
+    found: dict[SnapshotId, tuple[Manifest, Tokens]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def sweep(
+    folder: SnapshotFolder, spare: Collection[str] = (), known: Collection[SnapshotId] | None = None
+) -> Swept:
+    """Read every snapshot's manifest and header, and remove what can never be used.
+
+    1. Temporary files are removed, except those in `spare`, which the engine may be writing.
+    2. A file without a manifest, or a manifest without a file, is removed: a process ended halfway.
+    3. A file that does not agree with its manifest goes to quarantine. Not all bytes are read for that:
+       `Store.offer` does that before an engine gets the file.
+    4. A snapshot of a later release stays as it is.
+    5. A file that cannot be read or removed stays as it is, and one note says what to do.
+
+    With `known` the folder is in use: these snapshots are passed over, and (1) and (2) are left out, because
+    another lane may be writing such files. Files with other names are not touched. OSError passes if the
+    folder itself cannot be read.
+    """
+    swept = Swept()
+    left: dict[Trouble, list[str]] = {}
+    there: dict[SnapshotId, set[str]] = {}
+    temporary: list[Path] = []
+    folder.count()
+    for path in folder.path.iterdir():
+        if files.is_temporary(path.name):
+            temporary.append(path)
+        elif found := files.ours(path.name):
+            there.setdefault(found[0], set()).add(found[1])
+    if known is None:
+        _remove(temporary, spare, left)  # (1)
+    for snapshot in sorted(there.keys() - (known or ())):
+        with _leaving(snapshot, left):
+            if len(there[snapshot]) > 1 and files.MANIFEST in there[snapshot]:
+                _judge(folder, snapshot, swept)
+            elif known is None:  # (2)
+                folder.drop(snapshot)
+                swept.notes.append(f"{snapshot}: unfinished, removed")
+    for trouble, what in left.items():
+        name, _, why = what[0].partition(": ")
+        more = f" and {len(what) - 1} more" if len(what) > 1 else ""
+        swept.notes.append(f"{name}{more}: left alone, {why}. {ADVICE[trouble]}")
+    folder.take_over(manifest for manifest, _ in swept.found.values())
+    folder.unread = False
+    return swept
+
+
+def _remove(paths: Iterable[Path], spare: Collection[str], left: dict[Trouble, list[str]]) -> None:
+    for path in paths:
+        if path.name not in spare:
+            with _leaving(path.name, left):
+                files.remove(path)
+
+
+@contextmanager
+def _leaving(name: str, left: dict[Trouble, list[str]]) -> Iterator[None]:
+    """Let a sweep continue after an error of one file. `left` collects the errors."""
+    try:
+        yield
+    except (FileNotFoundError, MissingError):
+        pass  # it disappeared during the sweep
+    except OSError as error:
+        left.setdefault(trouble_in(error), []).append(f"{name}: {error.strerror or error}")
+
+
+def _judge(folder: SnapshotFolder, snapshot: SnapshotId, swept: Swept) -> None:
+    manifest = folder.read_manifest(snapshot)
+    if manifest is Flaw.NEWER:  # (4)
+        swept.notes.append(f"{snapshot}: left alone, {manifest}")
+        return
+    try:
+        found = _agreeing(folder, snapshot, manifest)
+    except UnfitError as error:  # (3)
+        folder.quarantine(snapshot)
+        swept.notes.append(f"{snapshot}: quarantined, {error}")
+    else:
+        swept.found[snapshot] = found
+
+
+def _agreeing(
+    folder: SnapshotFolder, snapshot: SnapshotId, manifest: Manifest | Flaw
+) -> tuple[Manifest, Tokens]:
+    """Return manifest and tokens if the size and the header of the slot file agree with the manifest.
+
+    Raises UnfitError if not.
+    """
+    if isinstance(manifest, Flaw):
+        raise UnfitError(f"its manifest cannot be used: {manifest}")
+    with folder.open(snapshot) as file:
+        size = size_of(file)
+        if size != manifest.size:
+            raise UnfitError(f"{size} bytes, not {manifest.size}")
+        found = read(file, size)
+    if isinstance(found, Damage):
+        raise UnfitError(found.text)
+    tokens = tokens_with_images(found, manifest.chunks)
+    if tokens is None or not manifest.fits(tokens):
+        raise UnfitError("its tokens are not those that were kept")
+    cuts = tuple(record.at for record in found.records)
+    if (found.version, found.layout, cuts) != (manifest.version, manifest.layout, manifest.checkpoints):
+        raise UnfitError("its structure is not the one that was kept")
+    return manifest, tokens

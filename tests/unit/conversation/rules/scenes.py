@@ -10,7 +10,7 @@ from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
 from slotkeeper.conversation.layout import Conversation, Edit, Layout, Who, edited
 from slotkeeper.conversation.rules.base import Room, Rule, Scene
-from slotkeeper.conversation.rules.pruning import common
+from slotkeeper.conversation.rules.rules import common
 from slotkeeper.scheduler.prompts.tokens import Tokens
 
 Doc = dict[str, Any]

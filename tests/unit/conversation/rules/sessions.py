@@ -12,7 +12,7 @@ from slotkeeper.conversation.layout import Conversation, Layout, Match, Who
 from slotkeeper.conversation.rules import base
 from slotkeeper.conversation.rules.apply import Outcome, canonical
 from slotkeeper.conversation.rules.base import Mode, Room, Rule
-from slotkeeper.conversation.rules.pruning import common
+from slotkeeper.conversation.rules.rules import common
 
 Doc = dict[str, Any]
 

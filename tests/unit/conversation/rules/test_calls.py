@@ -9,7 +9,7 @@ import pytest
 
 from slotkeeper.api.head import Api
 from slotkeeper.conversation.rules.base import alike
-from slotkeeper.conversation.rules.restoring import CallIds, ToolCalls
+from slotkeeper.conversation.rules.rules import CallIds, ToolCalls
 from unit.conversation.rules.scenes import apply_rule, result, system, user
 from unit.conversation.rules.scenes import call as called
 from unit.conversation.rules.scenes import called as reply

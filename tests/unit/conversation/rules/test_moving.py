@@ -9,7 +9,7 @@ import pytest
 from slotkeeper.api.head import Api
 from slotkeeper.conversation.layout import Edit
 from slotkeeper.conversation.rules.base import Fact
-from slotkeeper.conversation.rules.moving import (
+from slotkeeper.conversation.rules.rules import (
     Clock,
     Countdown,
     Date,

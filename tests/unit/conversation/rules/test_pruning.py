@@ -9,7 +9,7 @@ import pytest
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
 from slotkeeper.conversation.layout import Edit, Layout, edited
-from slotkeeper.conversation.rules.pruning import common, left_of, pruned
+from slotkeeper.conversation.rules.rules import common, left_of, pruned
 from unit.conversation.rules import scenes
 from unit.conversation.rules.scenes import user
 

@@ -8,7 +8,7 @@ import pytest
 
 from slotkeeper.api.head import Api
 from slotkeeper.conversation.layout import Edit
-from slotkeeper.conversation.rules.moving import Countdown, Reminders
+from slotkeeper.conversation.rules.rules import Countdown, Reminders
 from unit.conversation.rules.scenes import scene, turn
 from unit.conversation.rules.sessions import Session, noted
 

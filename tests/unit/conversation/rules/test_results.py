@@ -10,8 +10,7 @@ from slotkeeper.api.head import Api
 from slotkeeper.conversation.divergence import length
 from slotkeeper.conversation.layout import Edit
 from slotkeeper.conversation.rules.base import Room
-from slotkeeper.conversation.rules.moving import Reminders
-from slotkeeper.conversation.rules.pruning import CHARACTERS_A_TOKEN, PrunedResults, begins_turn
+from slotkeeper.conversation.rules.rules import CHARACTERS_A_TOKEN, PrunedResults, Reminders, begins_turn
 from unit.conversation.rules.scenes import apply_rule, call, called, laid_out, result, scene, system, user
 
 Doc = dict[str, Any]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slotkeeper.api.head import Api
-from slotkeeper.conversation.rules.restoring import BillingNonce, Reasoning, TrailingWhitespace
+from slotkeeper.conversation.rules.rules import BillingNonce, Reasoning, TrailingWhitespace
 from unit.conversation.rules.scenes import apply_rule, call, called, result, scene, system
 
 Doc = dict[str, Any]

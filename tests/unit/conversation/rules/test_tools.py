@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slotkeeper.api.head import Api
-from slotkeeper.conversation.rules.restoring import SchemaKeys, ToolOrder
+from slotkeeper.conversation.rules.rules import SchemaKeys, ToolOrder
 from unit.conversation.rules.scenes import apply_rule
 
 Doc = dict[str, Any]
