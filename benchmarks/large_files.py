@@ -23,7 +23,7 @@ from rich.table import Table
 from benchmarks.figures import console, keep
 from slotkeeper.engine.slot_file.slotfile import ByteSpan, SlotFile
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId
+from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.store.intake import Editor, SavedFile, SlotFileEdit
 from slotkeeper.store.store import Store
 

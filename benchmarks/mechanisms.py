@@ -21,8 +21,7 @@ from slotkeeper.scheduler.prompts.planting import CutPlace, places
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.rates import Rates
 from slotkeeper.scheduler.requests.pending import Pending, Plan, Structure
-from slotkeeper.scheduler.slots.engine_model import EngineTraits
-from slotkeeper.scheduler.slots.slot_contents import SlotContents
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, SlotContents
 from slotkeeper.scheduler.slots.table import EngineTable
 from slotkeeper.scheduler.snapshots.catalog import Catalog
 from slotkeeper.scheduler.state import State
@@ -167,7 +166,7 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
         "loss": Mechanism("counts what a request overwrites", {"prices._loss": _zero}),
         "chance": Mechanism(
             "discounts states that are old",
-            {"slots.slot_contents.SlotContents.chance": _certain},
+            {"slots.engine_model.SlotContents.chance": _certain},
             fault="test_the_least_recently_used_contents_are_overwritten",
         ),
         "after-edit": Mechanism(

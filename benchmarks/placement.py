@@ -37,8 +37,7 @@ from slotkeeper.scheduler.events import (
     SnapshotsChanged,
 )
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.slots.engine_model import Memory
-from slotkeeper.scheduler.slots.slot_contents import SlotContents, Snapshot, SnapshotId
+from slotkeeper.scheduler.slots.engine_model import Memory, SlotContents, Snapshot, SnapshotId
 from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.scheduler.snapshots.retention import MOST
 from slotkeeper.scheduler.types import ClientId, EngineId, Loading, RequestId, SlotId

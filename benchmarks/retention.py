@@ -21,8 +21,15 @@ from rich.table import Table
 from benchmarks.figures import console, keep
 from benchmarks.going_back import SYSTEM, TURNS, Request, edits_after, edits_among, edits_of_it
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory
-from slotkeeper.scheduler.slots.slot_contents import SlotContents, Snapshot, SnapshotId, restored, reuse
+from slotkeeper.scheduler.slots.engine_model import (
+    EngineTraits,
+    Memory,
+    SlotContents,
+    Snapshot,
+    SnapshotId,
+    restored,
+    reuse,
+)
 from slotkeeper.scheduler.snapshots.retention import evict
 
 FIRST_SEED: Final = 1000  # the rule was chosen on seeds below this one

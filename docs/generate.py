@@ -29,10 +29,10 @@ from slotkeeper.conversation.divergence import CAUSES
 from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.conversation.rules.apply import RULES
 from slotkeeper.environment import SECRETS
-from slotkeeper.observe.gauges import EngineFigures, EngineSeen, SlotFigures
+from slotkeeper.observe.gauges import EngineFigures, SlotFigures
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.request_record import ClientFigures
-from slotkeeper.observe.states import ENGINE_TEXTS, EngineState
+from slotkeeper.observe.states import ENGINE_TEXTS, EngineSeen, EngineState
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.types import EngineId, Reason
 from slotkeeper.settings import GROUPS, Settings, in_words

@@ -6,7 +6,7 @@ from typing import Final
 
 from slotkeeper.engine.slot_file.slotfile import BEFORE_IDS, HEADER, ByteSpan, Patch, Recipe, SlotFile
 from slotkeeper.scheduler.prompts.tokens import WIDTH
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId
+from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import SnapshotError
 

@@ -52,11 +52,10 @@ from slotkeeper.scheduler.events import (
 )
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.engine_model import EngineTraits
-from slotkeeper.scheduler.slots.slot_contents import Snapshot, SnapshotId, Tier
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Snapshot, SnapshotId
 from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.scheduler.snapshots.catalog import NEVER, Catalog
-from slotkeeper.scheduler.types import ClientId, EngineId, Loading, Place, RequestId, SlotId
+from slotkeeper.scheduler.types import ClientId, EngineId, Loading, Place, RequestId, SlotId, Tier
 
 LOOK: Final = 0.001  # seconds that a GET /slots takes
 NO_REPLY: Final = Tokens()

@@ -24,9 +24,16 @@ from typing import Final
 from benchmarks.simulator.virtual_clock import VirtualClock
 from slotkeeper.api.answers.answer import UBATCH_TOKENS
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory, prefilled, user_starts
+from slotkeeper.scheduler.slots.engine_model import (
+    EngineTraits,
+    Memory,
+    SlotContents,
+    Snapshot,
+    first_kept,
+    prefilled,
+    user_starts,
+)
 from slotkeeper.scheduler.slots.shadow import EngineShadow, ReusePlan, Source
-from slotkeeper.scheduler.slots.slot_contents import SlotContents, Snapshot, first_kept
 from slotkeeper.scheduler.types import SlotId, SlotView
 
 FINGERPRINT: Final = "simulated"

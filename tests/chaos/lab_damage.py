@@ -17,7 +17,7 @@ from builds import NEWER, OLDER
 from chaos.lab_snapshots import Talk, bench, said
 from slotkeeper.engine.child.launch import EngineKind
 from slotkeeper.engine.client import EngineClient
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId
+from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.scheduler.types import SlotId
 from slotkeeper.store import files
 from slotkeeper.store.manifest import Flaw, decode, encode

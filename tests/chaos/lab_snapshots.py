@@ -28,7 +28,7 @@ from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.runtime.sharing import WRITERS
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.rates import Measured, Rates
-from slotkeeper.scheduler.slots.slot_contents import SlotContents, SnapshotId
+from slotkeeper.scheduler.slots.engine_model import SlotContents, SnapshotId
 from slotkeeper.scheduler.types import EngineId
 from slotkeeper.store.index import Kept
 from slotkeeper.store.intake import SavedFile

@@ -24,7 +24,7 @@ from chaos.lab_snapshots import (
     undisturbed,
 )
 from slotkeeper.app import Sidecar
-from slotkeeper.scheduler.slots.slot_contents import Tier
+from slotkeeper.scheduler.types import Tier
 from slotkeeper.store.files import RUN_FOLDER
 
 pytestmark = pytest.mark.one_in(8)

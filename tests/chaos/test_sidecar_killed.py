@@ -24,7 +24,7 @@ from chaos.raw import dial
 from patience import PATIENCE
 from recipes import damaged
 from slotkeeper.engine.child.launch import free_port
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId
+from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.store.files import ours
 from slotkeeper.store.manifest import Flaw, decode, seal_of
 from slotkeeper.store.store import Store

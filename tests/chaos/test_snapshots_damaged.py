@@ -24,7 +24,7 @@ from chaos.lab_snapshots import (
     undisturbed,
 )
 from slotkeeper.app import Sidecar
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId
+from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.store.index import Kept
 
 pytestmark = pytest.mark.one_in(8)

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId
+from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.store import files
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import SnapshotError

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from recipes import damaged, whole
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId, Tier
+from slotkeeper.scheduler.slots.engine_model import SnapshotId
+from slotkeeper.scheduler.types import Tier
 from slotkeeper.store.files import INDEX, RUN_FOLDER
 from slotkeeper.store.intake import SavedFile, SlotFileEdit
 from slotkeeper.store.store import Store

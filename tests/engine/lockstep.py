@@ -18,9 +18,8 @@ from engine.conftest import Engine
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.traits import read_traits
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.engine_model import user_starts
+from slotkeeper.scheduler.slots.engine_model import SlotContents, Snapshot, SnapshotId, user_starts
 from slotkeeper.scheduler.slots.shadow import EngineShadow, ReusePlan
-from slotkeeper.scheduler.slots.slot_contents import SlotContents, Snapshot, SnapshotId
 from slotkeeper.scheduler.types import SlotId
 
 Message = dict[str, str]

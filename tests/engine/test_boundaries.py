@@ -12,7 +12,7 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Sample
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import Target, at_once, play
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId
+from slotkeeper.scheduler.slots.engine_model import SnapshotId
 
 pytestmark = pytest.mark.one_in(8)
 

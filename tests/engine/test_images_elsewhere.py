@@ -30,9 +30,8 @@ from engine.test_images import (
 )
 from patience import PATIENCE
 from slotkeeper.bench import lab
-from slotkeeper.scheduler.slots.slot_contents import Tier
 from slotkeeper.scheduler.snapshots import retention
-from slotkeeper.scheduler.types import EngineId
+from slotkeeper.scheduler.types import EngineId, Tier
 
 pytestmark = pytest.mark.one_in(8)
 

@@ -22,7 +22,7 @@ from slotkeeper.bench.target import PLAIN
 from slotkeeper.bench.texts import edited, prose, system
 from slotkeeper.engine.child.launch import EngineKind
 from slotkeeper.runtime import slot_files
-from slotkeeper.scheduler.slots.slot_contents import Snapshot
+from slotkeeper.scheduler.slots.engine_model import Snapshot
 from slotkeeper.scheduler.types import Reason
 
 pytestmark = pytest.mark.one_in(8)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from engine.lockstep import LockStep, Message
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.slot_contents import Snapshot
+from slotkeeper.scheduler.slots.engine_model import Snapshot
 
 LONGEST = 2800  # tokens of a prompt; a slot has 4096
 WORDS = range(300, 2000)  # ids of ordinary words in every tiny model

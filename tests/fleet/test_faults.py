@@ -19,8 +19,8 @@ from slotkeeper.engine.child.launch import free_port
 from slotkeeper.engine.slot_file.slotfile import PartSizes
 from slotkeeper.runtime import sharing
 from slotkeeper.runtime.sharing import PATIENT
-from slotkeeper.scheduler.slots.slot_contents import Tier
 from slotkeeper.scheduler.snapshots import retention
+from slotkeeper.scheduler.types import Tier
 from slotkeeper.store.shared_store import objects
 from slotkeeper.store.shared_store import shared as module
 from slotkeeper.store.shared_store.hints import Hints

@@ -24,7 +24,7 @@ import pytest
 from fleet.servers import BUCKET
 from slotkeeper.engine.slot_file.slotfile import PartSizes
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId
+from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.store.shared_store import shared as module
 from slotkeeper.store.shared_store.hints import Hints
 from slotkeeper.store.shared_store.object_names import IN_PARTS, HeadName, parsed, part_path, parts_in

@@ -23,7 +23,7 @@ from chaos.lab_snapshots import (
 from fleet.servers import BUCKET, versitygw
 from slotkeeper.app import Sidecar
 from slotkeeper.engine.child.launch import EngineKind, free_port
-from slotkeeper.scheduler.slots.slot_contents import Tier
+from slotkeeper.scheduler.types import Tier
 
 MODEL: Final = "tiny-hybrid"
 BUILD: Final = EngineKind.XLLAMACPP.value

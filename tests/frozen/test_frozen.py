@@ -21,7 +21,7 @@ from frozen.runs import OFTEN, RUNS
 from slotkeeper.scheduler.effects import Drop, Stop
 from slotkeeper.scheduler.events import Arrived, TimerFired
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId
+from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.scheduler.types import ClientId, RequestId
 
 ROOT: Final = Path(__file__).parents[2]

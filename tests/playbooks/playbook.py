@@ -100,8 +100,7 @@ from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.policies.router import ModelStatus, ModelView
 from slotkeeper.scheduler.prompts.tokens import Boundary, Tokens
 from slotkeeper.scheduler.requests.pending import Pending
-from slotkeeper.scheduler.slots.engine_model import EngineTraits, Known, Memory
-from slotkeeper.scheduler.slots.slot_contents import Snapshot, SnapshotId
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Known, Memory, Snapshot, SnapshotId
 from slotkeeper.scheduler.slots.table import EngineTable, SlotState
 from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.scheduler.types import (

@@ -21,8 +21,8 @@ from playbooks.playbook import (
 from slotkeeper.scheduler.effects import Budgeted
 from slotkeeper.scheduler.events import RoomSeen
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.slot_contents import Tier
 from slotkeeper.scheduler.snapshots.budgets import FolderRoom, Limits
+from slotkeeper.scheduler.types import Tier
 
 A, B = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000))
 S1, S2 = snapshot("s1", A), snapshot("s2", B)

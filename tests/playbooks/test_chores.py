@@ -38,7 +38,7 @@ from playbooks.playbook import (
 )
 from slotkeeper.scheduler.effects import Prefill, Purpose, Restore
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId
+from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.scheduler.types import Loading, Reason, SlotId
 

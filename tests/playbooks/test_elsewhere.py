@@ -21,10 +21,9 @@ from playbooks.playbook import (
 )
 from slotkeeper.scheduler.effects import Drop, Forget
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.slot_contents import Tier
 from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.scheduler.snapshots.retention import BATCH, LEAST_SECONDS, MOST, MOST_SECONDS, Wanted
-from slotkeeper.scheduler.types import EngineId, Loading, Reason, RequestId
+from slotkeeper.scheduler.types import EngineId, Loading, Reason, RequestId, Tier
 
 A, B = (Tokens(range(n, n + 5000)) for n in (10_000, 20_000))
 MORE = Tokens(range(100))

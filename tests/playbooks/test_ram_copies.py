@@ -21,8 +21,7 @@ from playbooks.playbook import (
 from slotkeeper.scheduler.effects import Purpose
 from slotkeeper.scheduler.prompts.tokens import Boundary, BoundaryKind, Tokens
 from slotkeeper.scheduler.rates import LinearTimes
-from slotkeeper.scheduler.slots.engine_model import FLAGS, Known
-from slotkeeper.scheduler.slots.slot_contents import HALF_LIFE
+from slotkeeper.scheduler.slots.engine_model import FLAGS, HALF_LIFE, Known
 from slotkeeper.scheduler.types import Reason
 
 DOCUMENT = Tokens(range(50_000, 52_000))

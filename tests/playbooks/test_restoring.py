@@ -40,9 +40,8 @@ from playbooks.playbook import (
 )
 from slotkeeper.scheduler.effects import Purpose, Restore, SaveMoment
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.slot_contents import Tier
 from slotkeeper.scheduler.snapshots.budgets import Limits
-from slotkeeper.scheduler.types import Loading, Reason
+from slotkeeper.scheduler.types import Loading, Reason, Tier
 
 A, B, C = (Tokens(range(n, n + 5000)) for n in (10_000, 20_000, 30_000))
 MORE = Tokens(range(100))

@@ -41,8 +41,7 @@ from slotkeeper.scheduler.events import (
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.policies.router import ModelStatus, ModelView
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory
-from slotkeeper.scheduler.slots.slot_contents import Snapshot, SnapshotId
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory, Snapshot, SnapshotId
 from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.scheduler.types import ClientId, EngineId, Loading, ModelName, RequestId, SlotId, SlotView
 

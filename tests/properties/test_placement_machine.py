@@ -55,8 +55,7 @@ from slotkeeper.scheduler.events import (
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.prompts.tokens import EMPTY, Boundary, BoundaryKind, Tokens
 from slotkeeper.scheduler.requests.figures import Usage
-from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory
-from slotkeeper.scheduler.slots.slot_contents import Snapshot, SnapshotId
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory, Snapshot, SnapshotId
 from slotkeeper.scheduler.slots.table import LINGER, SlotState
 from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.scheduler.types import ClientId, EngineId, Loading, Reason, RequestId

@@ -10,8 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.engine_model import Checkpoint, EngineTraits, Memory
-from slotkeeper.scheduler.slots.slot_contents import SlotContents, Snapshot, SnapshotId, restored, reuse
+from slotkeeper.scheduler.slots.engine_model import (
+    Checkpoint,
+    EngineTraits,
+    Memory,
+    SlotContents,
+    Snapshot,
+    SnapshotId,
+    restored,
+    reuse,
+)
 from slotkeeper.scheduler.snapshots import retention
 from slotkeeper.scheduler.snapshots.catalog import PrefixOrder, PrefixTree
 from slotkeeper.scheduler.snapshots.catalog import given as given_tokens

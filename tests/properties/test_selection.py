@@ -13,12 +13,20 @@ from slotkeeper.scheduler.effects import Restore
 from slotkeeper.scheduler.prices import Want, loss, price_of, restore_price
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.requests.pending import Plan
-from slotkeeper.scheduler.slots.engine_model import Checkpoint, EngineTraits, Memory
+from slotkeeper.scheduler.slots.engine_model import (
+    Checkpoint,
+    EngineTraits,
+    Memory,
+    SlotContents,
+    Snapshot,
+    SnapshotId,
+    restored,
+    reuse,
+)
 from slotkeeper.scheduler.slots.shadow import EngineShadow, Source
-from slotkeeper.scheduler.slots.slot_contents import SlotContents, Snapshot, SnapshotId, Tier, restored, reuse
 from slotkeeper.scheduler.slots.table import EngineTable
 from slotkeeper.scheduler.snapshots.catalog import Catalog
-from slotkeeper.scheduler.types import EngineId
+from slotkeeper.scheduler.types import EngineId, Tier
 
 SETTINGS = settings(max_examples=300)
 NOW = 5000.0

@@ -38,21 +38,21 @@ from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.rates import REMEMBERED as TIMES
 from slotkeeper.scheduler.rates import LinearTimes, Measured
 from slotkeeper.scheduler.requests.figures import Usage
-from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory
-from slotkeeper.scheduler.slots.shadow import EngineShadow
-from slotkeeper.scheduler.slots.slot_contents import (
+from slotkeeper.scheduler.slots.engine_model import (
     RAM_ENTRIES,
+    EngineTraits,
+    Memory,
     SlotContents,
     Snapshot,
     SnapshotId,
-    Tier,
     publish,
 )
+from slotkeeper.scheduler.slots.shadow import EngineShadow
 from slotkeeper.scheduler.slots.table import UNSEEN, EngineTable
 from slotkeeper.scheduler.snapshots.catalog import Catalog
 from slotkeeper.scheduler.state import ANSWERS, EARLY, KINDS, Ahead, FairQueue, Outputs
 from slotkeeper.scheduler.state import MOST as AHEAD
-from slotkeeper.scheduler.types import ClientId, EngineId, Reason, RequestId
+from slotkeeper.scheduler.types import ClientId, EngineId, Reason, RequestId, Tier
 from slotkeeper.store.files import Lane
 from slotkeeper.vocab.tokenizer import SegmentCache
 from unit.conversation.talks import chat, reply, system, user

@@ -56,11 +56,10 @@ from slotkeeper.runtime.slot_files import Snapshots
 from slotkeeper.scheduler.events import SnapshotsChanged
 from slotkeeper.scheduler.requests.figures import Usage
 from slotkeeper.scheduler.requests.pending import Wait, Weighed
-from slotkeeper.scheduler.slots.engine_model import FlagSeen, Memory
-from slotkeeper.scheduler.slots.slot_contents import SlotContents, SnapshotId, Tier
+from slotkeeper.scheduler.slots.engine_model import FlagSeen, Memory, SlotContents, SnapshotId
 from slotkeeper.scheduler.slots.table import EngineTable
 from slotkeeper.scheduler.snapshots.budgets import Budgets, Limits
-from slotkeeper.scheduler.types import RequestId, id_of
+from slotkeeper.scheduler.types import RequestId, Tier, id_of
 from slotkeeper.store import files
 from slotkeeper.store.index import Kept, by_our_clock
 from slotkeeper.store.manifest import LATEST

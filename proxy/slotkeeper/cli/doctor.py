@@ -31,8 +31,8 @@ from slotkeeper.engine.routers.swap_client import SwapClient
 from slotkeeper.engine.traits import Reading, identify, read_answers, read_traits
 from slotkeeper.scheduler.policies.router import ModelStatus
 from slotkeeper.scheduler.slots.engine_model import EngineTraits, Known
-from slotkeeper.scheduler.slots.slot_contents import Tier
 from slotkeeper.scheduler.snapshots.budgets import Budgets, Limits, budgets
+from slotkeeper.scheduler.types import Tier
 from slotkeeper.store import files
 from slotkeeper.store.folders.snapshot_folder import SnapshotFolder, rooms_of
 from slotkeeper.store.trouble import ADVICE, SLOW_BYTES_PER_SECOND, StoreError, Trouble, troubles

@@ -29,8 +29,7 @@ from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.file_canary import removed, swept, temporary
 from slotkeeper.engine.traits import Reading
 from slotkeeper.scheduler.rates import LinearTimes
-from slotkeeper.scheduler.slots.slot_contents import Tier
-from slotkeeper.scheduler.types import SlotId
+from slotkeeper.scheduler.types import SlotId, Tier
 from slotkeeper.store.folders.snapshot_folder import SnapshotFolder
 from slotkeeper.store.trouble import StoreError
 

@@ -20,7 +20,7 @@ from slotkeeper.cli.admin_client import ANSWER_SECONDS, AdminClient, AskedError,
 from slotkeeper.cli.terminal import UNKNOWN, age, one_line, say, size
 from slotkeeper.engine.client import EngineAddress
 from slotkeeper.observe.standard_error import complain
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId
+from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.store import files
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import StoreError, Trouble

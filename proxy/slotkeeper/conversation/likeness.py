@@ -20,6 +20,7 @@ from slotkeeper.conversation.divergence import Divergence, common_start, first_d
 from slotkeeper.conversation.layout import (
     NOWHERE,
     Conversation,
+    Doc,
     Keys,
     Layout,
     Match,
@@ -43,8 +44,6 @@ SAID: Final = "said:"  # prefix of the keys of replies without calls
 PART: Final = 300  # characters counted for each message, text and call, about its overhead in bytes
 FIRST_WORDS: Final = 512  # characters of a system text that identify the agent
 _SILENT: Final = digest(Message(Role.USER, NOWHERE))  # of a message that holds only facts
-
-Doc = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

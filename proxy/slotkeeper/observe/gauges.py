@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from slotkeeper.observe.states import EngineState
+from slotkeeper.observe.states import EngineSeen, EngineState
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.slots.slot_contents import Tier
 from slotkeeper.scheduler.slots.table import SlotState
-from slotkeeper.scheduler.types import EngineId
+from slotkeeper.scheduler.types import Tier
 
 
 class SlotFigures(Collector):
@@ -46,16 +44,6 @@ class SlotFigures(Collector):
         waiting = GaugeMetricFamily("slotkeeper_queued_requests", "Requests waiting for a slot.")
         waiting.add_metric([], self._placement().queued)
         yield waiting
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSeen:
-    """One engine, or one model of a router, at a scrape."""
-
-    engine: EngineId
-    state: EngineState
-    answers: bool
-    losses: int  # since the sidecar began to watch it
 
 
 class EngineFigures(Collector):

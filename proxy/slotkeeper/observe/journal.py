@@ -55,7 +55,7 @@ from slotkeeper.scheduler.events import (
     Started,
 )
 from slotkeeper.scheduler.requests.pending import Pending, Plan, Wait, Waiting
-from slotkeeper.scheduler.slots.slot_contents import SlotContents, SnapshotId
+from slotkeeper.scheduler.slots.engine_model import SlotContents, SnapshotId
 from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName, RequestId, id_of
 
 MOST: Final = 4096  # snapshots whose owners are remembered

@@ -15,7 +15,7 @@ from typing import Any, Final
 from slotkeeper.engine.answers import SAID, Health
 from slotkeeper.scheduler.requests.figures import Sums, Unknown
 from slotkeeper.scheduler.requests.pending import Wait
-from slotkeeper.scheduler.types import Priority
+from slotkeeper.scheduler.types import EngineId, Priority
 
 # -- engines -----------------------------------------------------------------------------------------------
 
@@ -414,3 +414,13 @@ def duration(seconds: float) -> str:
     if seconds < 1:
         return f"{seconds * 1e3:.0f} ms"
     return f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSeen:
+    """One engine, or one model of a router, at a scrape."""
+
+    engine: EngineId
+    state: EngineState
+    answers: bool
+    losses: int  # since the sidecar began to watch it

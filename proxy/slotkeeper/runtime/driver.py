@@ -82,11 +82,19 @@ from slotkeeper.scheduler.events import (
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.policies.router import RETRY_SECONDS
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.engine_model import FLAGS, EngineTraits
-from slotkeeper.scheduler.slots.slot_contents import Snapshot, SnapshotId, Tier
+from slotkeeper.scheduler.slots.engine_model import FLAGS, EngineTraits, Snapshot, SnapshotId
 from slotkeeper.scheduler.snapshots.budgets import Budgets, FolderRoom, Limits
 from slotkeeper.scheduler.state import EARLY
-from slotkeeper.scheduler.types import WITHOUT_PLACE, EngineId, Loading, PriorityAct, Reason, RequestId, id_of
+from slotkeeper.scheduler.types import (
+    WITHOUT_PLACE,
+    EngineId,
+    Loading,
+    PriorityAct,
+    Reason,
+    RequestId,
+    Tier,
+    id_of,
+)
 from slotkeeper.store.store import Store
 
 P = ParamSpec("P")

@@ -12,10 +12,9 @@ from typing import Final
 from slotkeeper.engine.answers import Health
 from slotkeeper.engine.client import EngineAddress
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.observe.gauges import EngineSeen
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.observe.states import EngineState, Service, engine_state, service
+from slotkeeper.observe.states import EngineSeen, EngineState, Service, engine_state, service
 from slotkeeper.runtime.engines import Engines, LinkMaker
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.tasks import Tasks

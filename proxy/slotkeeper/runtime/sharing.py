@@ -16,8 +16,9 @@ from typing import Any, Final
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.scheduler.events import Event, SnapshotsChanged
-from slotkeeper.scheduler.slots.slot_contents import Snapshot, SnapshotId, Tier
+from slotkeeper.scheduler.slots.engine_model import Snapshot, SnapshotId
 from slotkeeper.scheduler.snapshots.retention import Wanted
+from slotkeeper.scheduler.types import Tier
 from slotkeeper.store.index import Kept, by_our_clock
 from slotkeeper.store.shared_store.shared import GRACE, TERM, SharedStore, StoreCollector
 from slotkeeper.store.store import Store

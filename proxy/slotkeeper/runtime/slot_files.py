@@ -23,9 +23,8 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.effects import Drop, Erase, Forget, Poison, Prove, Restore, Save, SaveMoment
 from slotkeeper.scheduler.events import Erased, Event, Restored, RoomSeen, Saved, SnapshotsChanged
-from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory, user_starts
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId, Tier
-from slotkeeper.scheduler.types import Loading, id_of
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory, SnapshotId, user_starts
+from slotkeeper.scheduler.types import Loading, Tier, id_of
 from slotkeeper.store import intake
 from slotkeeper.store.index import Kept, by_our_clock
 from slotkeeper.store.intake import SlotFileEdit

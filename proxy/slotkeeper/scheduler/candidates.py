@@ -28,18 +28,20 @@ from slotkeeper.scheduler.prices import (
 from slotkeeper.scheduler.prompts.tokens import ComparedPrompt, Tokens, prompt_end
 from slotkeeper.scheduler.rates import WORTH_A_FILE
 from slotkeeper.scheduler.requests.pending import Plan
-from slotkeeper.scheduler.slots.engine_model import EngineTraits, checkpoints_last, foreign_token
-from slotkeeper.scheduler.slots.shadow import ReusePlan, Source
-from slotkeeper.scheduler.slots.slot_contents import (
+from slotkeeper.scheduler.slots.engine_model import (
+    EngineTraits,
     SlotContents,
     Snapshot,
+    checkpoints_last,
     contains,
     continues,
     cut_to,
+    foreign_token,
     goes_on_from,
     reuse,
     shared_messages,
 )
+from slotkeeper.scheduler.slots.shadow import ReusePlan, Source
 from slotkeeper.scheduler.slots.table import EngineTable, SlotState
 from slotkeeper.scheduler.snapshots.catalog import Catalog
 from slotkeeper.scheduler.types import Reason, SlotId

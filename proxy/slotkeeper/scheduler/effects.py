@@ -13,8 +13,7 @@ from typing import Final
 from slotkeeper.scheduler.policies.adapters import Scales
 from slotkeeper.scheduler.prompts.tokens import EMPTY, Tokens
 from slotkeeper.scheduler.requests.figures import Counted, Lost, Unknown, Usage
-from slotkeeper.scheduler.slots.engine_model import Known
-from slotkeeper.scheduler.slots.slot_contents import Snapshot, SnapshotId
+from slotkeeper.scheduler.slots.engine_model import Known, Snapshot, SnapshotId
 from slotkeeper.scheduler.snapshots.budgets import Budgets
 from slotkeeper.scheduler.types import (
     NO_ROUTER,

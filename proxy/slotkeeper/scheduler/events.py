@@ -9,8 +9,7 @@ from slotkeeper.scheduler.policies.adapters import Adapter, Scales, space_of
 from slotkeeper.scheduler.policies.router import ModelView
 from slotkeeper.scheduler.prompts.tokens import Boundary, Tokens
 from slotkeeper.scheduler.requests.figures import Unknown
-from slotkeeper.scheduler.slots.engine_model import EngineTraits
-from slotkeeper.scheduler.slots.slot_contents import Snapshot, SnapshotId, Tier
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Snapshot, SnapshotId
 from slotkeeper.scheduler.snapshots.budgets import FolderRoom
 from slotkeeper.scheduler.types import (
     NO_HINTS,
@@ -23,6 +22,7 @@ from slotkeeper.scheduler.types import (
     RequestHints,
     RequestId,
     SlotView,
+    Tier,
 )
 
 

@@ -58,20 +58,23 @@ from slotkeeper.scheduler.requests.steps import Chore, begun
 from slotkeeper.scheduler.slots.engine_model import (
     TAIL,
     EngineTraits,
+    SlotContents,
+    Snapshot,
     checkpoints_last,
     foreign_token,
+    goes_on_from,
     is_marked,
     keeps_checkpoints,
     marked,
+    reuse,
     thins_at_each_task,
     user_starts,
     wipes,
 )
-from slotkeeper.scheduler.slots.slot_contents import SlotContents, Snapshot, Tier, goes_on_from, reuse
 from slotkeeper.scheduler.slots.table import EngineTable, SlotState
 from slotkeeper.scheduler.snapshots.catalog import NEVER, Catalog
 from slotkeeper.scheduler.state import State
-from slotkeeper.scheduler.types import RequestId, SlotId
+from slotkeeper.scheduler.types import RequestId, SlotId, Tier
 
 LOOKS: Final = 1.0  # seconds between polls of an engine that other clients use as well
 EARLIEST: Final = 0.02  # seconds: no timer is shorter

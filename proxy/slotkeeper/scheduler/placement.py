@@ -83,9 +83,16 @@ from slotkeeper.scheduler.rates import WORTH_A_FILE
 from slotkeeper.scheduler.requests import lifecycle
 from slotkeeper.scheduler.requests.lifecycle import begin, forward, requeue
 from slotkeeper.scheduler.requests.pending import Form, Pending, Plan, Queued, Running, Wait, Waiting, Weighed
-from slotkeeper.scheduler.slots.engine_model import TAIL, EngineTraits, Known, cells_of, may_share
+from slotkeeper.scheduler.slots.engine_model import (
+    TAIL,
+    EngineTraits,
+    Known,
+    as_file,
+    cells_of,
+    may_share,
+    reuse,
+)
 from slotkeeper.scheduler.slots.shadow import EngineShadow
-from slotkeeper.scheduler.slots.slot_contents import Tier, as_file, reuse
 from slotkeeper.scheduler.slots.table import EngineTable, SlotState
 from slotkeeper.scheduler.snapshots import retention
 from slotkeeper.scheduler.snapshots.budgets import Budgets, FolderRoom, Limits
@@ -101,6 +108,7 @@ from slotkeeper.scheduler.types import (
     Reason,
     RequestId,
     SlotId,
+    Tier,
 )
 
 # -- requests that wait, and the places that they get ----------------------------------------------------

@@ -27,18 +27,11 @@ from slotkeeper.scheduler.effects import Restore
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.rates import Measured
 from slotkeeper.scheduler.requests.pending import Plan
+from slotkeeper.scheduler.slots.engine_model import SlotContents, Snapshot, continues, edits, goes_on_from
 from slotkeeper.scheduler.slots.shadow import ReusePlan, Source
-from slotkeeper.scheduler.slots.slot_contents import (
-    SlotContents,
-    Snapshot,
-    Tier,
-    continues,
-    edits,
-    goes_on_from,
-)
 from slotkeeper.scheduler.slots.table import EngineTable
 from slotkeeper.scheduler.snapshots.catalog import Catalog
-from slotkeeper.scheduler.types import EngineId, SlotId
+from slotkeeper.scheduler.types import EngineId, SlotId, Tier
 
 # Share of a loss that remains if the RAM cache has a copy, which it may drop: with room for four such states
 # or fewer, and for sixteen or more.

@@ -20,12 +20,11 @@ from slotkeeper.scheduler.prompts.prompt_tree import PromptTree
 from slotkeeper.scheduler.prompts.tokens import UNKNOWN, Tokens
 from slotkeeper.scheduler.requests.pending import Ended, Pending, Prompts, Scene
 from slotkeeper.scheduler.requests.steps import Chore
-from slotkeeper.scheduler.slots.engine_model import unmarked
-from slotkeeper.scheduler.slots.slot_contents import SlotContents, Tier
+from slotkeeper.scheduler.slots.engine_model import SlotContents, unmarked
 from slotkeeper.scheduler.slots.table import EngineTable
 from slotkeeper.scheduler.snapshots.budgets import Budgets, FolderRoom, HourlyBudget, Limits, budgets
 from slotkeeper.scheduler.snapshots.catalog import Catalog
-from slotkeeper.scheduler.types import ClientId, EngineId, ModelName, Priority, RequestId
+from slotkeeper.scheduler.types import ClientId, EngineId, ModelName, Priority, RequestId, Tier
 
 
 class FairQueue:

@@ -26,6 +26,13 @@ def id_of(key: RequestId) -> str:
     return name if number.isdigit() else key
 
 
+class Tier(StrEnum):
+    """Where a snapshot is stored."""
+
+    HOT = "hot"  # in the engine's --slot-save-path: it can be restored at once
+    COLD = "cold"  # elsewhere: it must be copied to the hot tier first
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
     """One slot of one engine."""

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from slotkeeper.engine.slot_file.slotfile import ByteSpan, Piece, Recipe
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId
+from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.store.trouble import HaltedError
 
 LOCK: Final = "slotkeeper.lock"

@@ -17,7 +17,8 @@ from typing import Final, TypeVar
 from weakref import WeakValueDictionary
 
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.slot_contents import Snapshot, SnapshotId, Tier
+from slotkeeper.scheduler.slots.engine_model import Snapshot, SnapshotId
+from slotkeeper.scheduler.types import Tier
 from slotkeeper.store.files import Lane
 from slotkeeper.store.manifest import LATEST, Manifest
 from slotkeeper.store.trouble import INDEX, HaltedError, MissingError, StoreError, StoreHealth, Trouble

@@ -27,7 +27,7 @@ import orjson
 
 from slotkeeper.scheduler.policies.adapters import space_of
 from slotkeeper.scheduler.prompts.tokens import WIDTH, Chunk, Tokens
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId
+from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.store import files
 from slotkeeper.store.files import MANIFEST, ours
 

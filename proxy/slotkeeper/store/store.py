@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId, Tier
+from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.scheduler.snapshots.budgets import FolderRoom
+from slotkeeper.scheduler.types import Tier
 from slotkeeper.store import files
 from slotkeeper.store.folders.snapshot_folder import Swept, rooms_of
 from slotkeeper.store.index import Catalogue, Kept, Use

@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final, Protocol
 
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId, Tier
+from slotkeeper.scheduler.slots.engine_model import SnapshotId
+from slotkeeper.scheduler.types import Tier
 from slotkeeper.store.files import Halt, Lane
 from slotkeeper.store.folders.run_folder import RunFolder
 from slotkeeper.store.folders.snapshot_folder import SnapshotFolder, Swept, sweep

@@ -13,8 +13,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from slotkeeper.scheduler.slots.slot_contents import Tier
-from slotkeeper.scheduler.types import Loading
+from slotkeeper.scheduler.types import Loading, Tier
 
 
 class Trouble(StrEnum):

@@ -17,8 +17,8 @@ from slotkeeper.admin import admin as module
 from slotkeeper.admin.admin import AdminPort, SnapshotRoutes, rfc3339
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import Driver
-from slotkeeper.scheduler.slots.slot_contents import Tier
 from slotkeeper.scheduler.snapshots.budgets import Limits
+from slotkeeper.scheduler.types import Tier
 from slotkeeper.store.index import Kept
 from slotkeeper.store.store import Store
 from unit.runtime.stubs import ENGINE as ENGINE_URL

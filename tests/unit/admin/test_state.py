@@ -23,10 +23,9 @@ from slotkeeper.runtime.driver import Driver
 from slotkeeper.scheduler.events import EngineLost, SnapshotsChanged
 from slotkeeper.scheduler.policies import priority
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.engine_model import Checkpoint
-from slotkeeper.scheduler.slots.slot_contents import SlotContents, Snapshot, SnapshotId, Tier
+from slotkeeper.scheduler.slots.engine_model import Checkpoint, SlotContents, Snapshot, SnapshotId
 from slotkeeper.scheduler.snapshots.budgets import Limits
-from slotkeeper.scheduler.types import EngineId, Priority, RequestId
+from slotkeeper.scheduler.types import EngineId, Priority, RequestId, Tier
 from slotkeeper.store.store import Store
 from slotkeeper.values import Address
 from unit.observe.watched import record

@@ -15,7 +15,7 @@ from slotkeeper.app import running as sidecar
 from slotkeeper.cli.admin_client import AskedError
 from slotkeeper.cli.snapshots import chosen, folder, running, snapshots
 from slotkeeper.cli.terminal import size
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId
+from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.settings import Settings
 from slotkeeper.store.index import Kept
 from slotkeeper.values import UsageError

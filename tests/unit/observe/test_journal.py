@@ -39,7 +39,7 @@ from slotkeeper.scheduler.prompts.tokens import Boundary, BoundaryKind, Tokens
 from slotkeeper.scheduler.rates import LinearTimes
 from slotkeeper.scheduler.requests.figures import Loss, Lost
 from slotkeeper.scheduler.requests.pending import Wait
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId
+from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.scheduler.types import Loading, Reason, RequestId
 from unit.observe.watched import WatchedPlay, record, stages, without_gaps
 

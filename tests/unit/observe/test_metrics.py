@@ -14,10 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from slotkeeper import __version__
 from slotkeeper.api.head import Api
-from slotkeeper.observe.gauges import EngineFigures, EngineSeen, SlotFigures
+from slotkeeper.observe.gauges import EngineFigures, SlotFigures
 from slotkeeper.observe.metrics import OUTCOMES, Metrics, Part
 from slotkeeper.observe.request_record import ClientFigures, Clients
-from slotkeeper.observe.states import EngineState, Spent
+from slotkeeper.observe.states import EngineSeen, EngineState, Spent
 from slotkeeper.scheduler.effects import Purpose, Report
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.requests.figures import Loss, Lost, Unknown, Usage

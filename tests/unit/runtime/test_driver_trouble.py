@@ -29,9 +29,8 @@ from slotkeeper.scheduler.events import (
     SnapshotsChanged,
 )
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.slots.slot_contents import Tier
 from slotkeeper.scheduler.snapshots.budgets import FolderRoom, Limits
-from slotkeeper.scheduler.types import EngineId, Reason, RequestId, SlotId, SlotView
+from slotkeeper.scheduler.types import EngineId, Reason, RequestId, SlotId, SlotView, Tier
 from unit.runtime.stubs import ENGINE, TRAITS, StubLink, admit, fallbacks, finish, granted, settled
 
 

@@ -28,7 +28,7 @@ from slotkeeper.scheduler.effects import (
 )
 from slotkeeper.scheduler.events import Erased, Planted, Restored, Saved, TimerFired
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.slot_contents import Snapshot, SnapshotId
+from slotkeeper.scheduler.slots.engine_model import Snapshot, SnapshotId
 from slotkeeper.scheduler.snapshots.budgets import GIB, Budgets
 from slotkeeper.scheduler.types import Loading, Place, RequestId, SlotId
 from unit.runtime.stubs import ENGINE, TRAITS, StubLink, settled

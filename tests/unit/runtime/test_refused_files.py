@@ -11,7 +11,7 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.slot_files import CANARY, Snapshots
 from slotkeeper.scheduler.effects import Restore
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.slot_contents import Snapshot, SnapshotId
+from slotkeeper.scheduler.slots.engine_model import Snapshot, SnapshotId
 from slotkeeper.scheduler.types import Loading, Place, RequestId, SlotId
 from unit.runtime.stubs import ENGINE, StubLink
 

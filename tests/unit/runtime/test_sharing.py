@@ -12,9 +12,9 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime import sharing as module
 from slotkeeper.runtime.sharing import LONGEST, WRITERS, Sharing, sharing_of
 from slotkeeper.scheduler.events import Event, SnapshotsChanged
-from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId, Tier
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory, SnapshotId
 from slotkeeper.scheduler.snapshots.retention import Wanted
+from slotkeeper.scheduler.types import Tier
 from slotkeeper.store.index import Kept
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import StoreError, Trouble

@@ -19,9 +19,9 @@ from slotkeeper.runtime.slot_files import AT_ONCE, Snapshots
 from slotkeeper.scheduler.effects import Restore
 from slotkeeper.scheduler.events import Event, SnapshotsChanged
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId, Tier
+from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.scheduler.snapshots.budgets import FolderRoom
-from slotkeeper.scheduler.types import Loading, Place, RequestId, SlotId
+from slotkeeper.scheduler.types import Loading, Place, RequestId, SlotId, Tier
 from slotkeeper.store.index import Kept, Use, by_our_clock
 from slotkeeper.store.store import Opened, Store
 from unit.runtime.stubs import ENGINE, TRAITS, StubLink

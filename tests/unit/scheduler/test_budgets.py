@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from slotkeeper.scheduler.slots.slot_contents import Tier
 from slotkeeper.scheduler.snapshots.budgets import (
     GIB,
     UNLIMITED,
@@ -18,6 +17,7 @@ from slotkeeper.scheduler.snapshots.budgets import (
     Limits,
     budgets,
 )
+from slotkeeper.scheduler.types import Tier
 
 TIB = 1024 * GIB
 TINY_MODEL = GIB // 256  # bytes of a full slot

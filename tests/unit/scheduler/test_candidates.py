@@ -9,9 +9,15 @@ import pytest
 from slotkeeper.scheduler import candidates
 from slotkeeper.scheduler.candidates import BEATEN, blind, cheapest, continuing
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.engine_model import Checkpoint, EngineTraits, Memory
+from slotkeeper.scheduler.slots.engine_model import (
+    Checkpoint,
+    EngineTraits,
+    Memory,
+    SlotContents,
+    Snapshot,
+    SnapshotId,
+)
 from slotkeeper.scheduler.slots.shadow import EngineShadow
-from slotkeeper.scheduler.slots.slot_contents import SlotContents, Snapshot, SnapshotId
 from slotkeeper.scheduler.slots.table import EngineTable, Maintenance, SlotState
 from slotkeeper.scheduler.snapshots.catalog import Catalog
 from slotkeeper.scheduler.types import EngineId, Reason, RequestId, SlotId

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory
-from slotkeeper.scheduler.slots.slot_contents import Snapshot, SnapshotId, Tier
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory, Snapshot, SnapshotId
 from slotkeeper.scheduler.snapshots import catalog as module
 from slotkeeper.scheduler.snapshots.catalog import REMEMBERED, Catalog
+from slotkeeper.scheduler.types import Tier
 
 TRAITS = EngineTraits(
     memory=Memory.DENSE, slot_files=True, state_version=4, files_carry=True, fingerprint="f"

@@ -16,11 +16,12 @@ from slotkeeper.scheduler.slots.engine_model import (
     EngineTraits,
     Known,
     Memory,
+    SlotContents,
     after_prefill,
+    reuse,
 )
 from slotkeeper.scheduler.slots.evidence import Doubts, by_batches
 from slotkeeper.scheduler.slots.shadow import EngineShadow
-from slotkeeper.scheduler.slots.slot_contents import SlotContents, reuse
 from slotkeeper.scheduler.types import SlotId
 
 STOCK = EngineTraits(n_slots=1, n_ctx=100_000, memory=Memory.HYBRID, ram_cache=False)

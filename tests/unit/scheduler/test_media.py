@@ -8,8 +8,15 @@ from hypothesis import strategies as st
 
 from slotkeeper.scheduler.prompts.prompt_tree import PromptTree
 from slotkeeper.scheduler.prompts.tokens import Chunk, Tokens, prompt_end, text_ranges
-from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory, after_prefill, foreign_token, marked
-from slotkeeper.scheduler.slots.slot_contents import SlotContents, reuse
+from slotkeeper.scheduler.slots.engine_model import (
+    EngineTraits,
+    Memory,
+    SlotContents,
+    after_prefill,
+    foreign_token,
+    marked,
+    reuse,
+)
 
 A, B = b"a" * 32, b"b" * 32
 TEXT, QUESTION = Tokens(range(1000, 1020)), Tokens(range(2000, 2010))

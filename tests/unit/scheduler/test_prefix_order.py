@@ -9,9 +9,16 @@ from functools import partial
 import pytest
 
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory
-from slotkeeper.scheduler.slots.slot_contents import Snapshot, SnapshotId, Tier, restored, reuse
+from slotkeeper.scheduler.slots.engine_model import (
+    EngineTraits,
+    Memory,
+    Snapshot,
+    SnapshotId,
+    restored,
+    reuse,
+)
 from slotkeeper.scheduler.snapshots.catalog import NEVER, Catalog, Neighbours, PrefixOrder
+from slotkeeper.scheduler.types import Tier
 
 KINDS = {
     Memory.DENSE: EngineTraits(memory=Memory.DENSE, slot_files=True, state_version=4, fingerprint="f"),

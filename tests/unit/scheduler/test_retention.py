@@ -5,8 +5,15 @@ from dataclasses import replace
 import pytest
 
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.engine_model import Checkpoint, EngineTraits, Memory
-from slotkeeper.scheduler.slots.slot_contents import HALF_LIFE, SlotContents, Snapshot, SnapshotId
+from slotkeeper.scheduler.slots.engine_model import (
+    HALF_LIFE,
+    Checkpoint,
+    EngineTraits,
+    Memory,
+    SlotContents,
+    Snapshot,
+    SnapshotId,
+)
 from slotkeeper.scheduler.snapshots.catalog import PrefixOrder, PrefixTree, cuts
 from slotkeeper.scheduler.snapshots.retention import BATCH, evict
 

@@ -3,9 +3,16 @@
 import pytest
 
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.engine_model import Checkpoint, EngineTraits, Memory
+from slotkeeper.scheduler.slots.engine_model import (
+    RAM_ENTRIES,
+    Checkpoint,
+    EngineTraits,
+    Memory,
+    SlotContents,
+    Snapshot,
+    SnapshotId,
+)
 from slotkeeper.scheduler.slots.shadow import EngineShadow, Source
-from slotkeeper.scheduler.slots.slot_contents import RAM_ENTRIES, SlotContents, Snapshot, SnapshotId
 
 A = Tokens(range(1000))
 C = Tokens(range(5000, 6500))

@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slotkeeper.scheduler.prompts.tokens import EMPTY, Tokens
-from slotkeeper.scheduler.slots.engine_model import Checkpoint, EngineTraits, Memory
-from slotkeeper.scheduler.slots.slot_contents import (
+from slotkeeper.scheduler.slots.engine_model import (
     HALF_LIFE,
+    Checkpoint,
+    EngineTraits,
+    Memory,
     SlotContents,
     Snapshot,
     SnapshotId,

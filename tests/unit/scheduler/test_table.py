@@ -4,9 +4,8 @@ import pytest
 
 from slotkeeper.scheduler.events import Observed
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.engine_model import EngineTraits, Known
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Known, SlotContents
 from slotkeeper.scheduler.slots.shadow import EngineShadow
-from slotkeeper.scheduler.slots.slot_contents import SlotContents
 from slotkeeper.scheduler.slots.table import (
     COUNT_SLIP,
     SILENCE,

@@ -8,9 +8,8 @@ import pytest
 
 from slotkeeper.scheduler.idle_work import coldest
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory, Snapshot, SnapshotId
 from slotkeeper.scheduler.slots.shadow import EngineShadow
-from slotkeeper.scheduler.slots.slot_contents import Snapshot, SnapshotId
 from slotkeeper.scheduler.slots.table import EngineTable
 from slotkeeper.scheduler.snapshots.catalog import Catalog
 from slotkeeper.scheduler.types import EngineId

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId
+from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.store.index import Kept
 from slotkeeper.store.intake import SavedFile
 from slotkeeper.store.store import Store

@@ -15,7 +15,7 @@ import pytest
 
 from recipes import whole
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.slot_contents import Tier
+from slotkeeper.scheduler.types import Tier
 from slotkeeper.store import files
 from slotkeeper.store.files import SLOT
 from slotkeeper.store.index import Kept

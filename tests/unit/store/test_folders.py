@@ -17,7 +17,7 @@ from unittest.mock import patch
 import pytest
 
 from patience import PATIENCE
-from slotkeeper.scheduler.slots.slot_contents import Tier
+from slotkeeper.scheduler.types import Tier
 from slotkeeper.store import files
 from slotkeeper.store.folders import snapshot_folder
 from slotkeeper.store.folders.snapshot_folder import SnapshotFolder

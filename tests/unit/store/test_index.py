@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId
+from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.store.files import INDEX
 from slotkeeper.store.index import Index, Use, by_our_clock
 from unit.store.saving import keep, offered, opened

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slotkeeper.scheduler.prompts.tokens import Chunk, Tokens
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId
+from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.store.manifest import BLOCK, LATEST, Flaw, Manifest, chain, decode, encode
 
 ID = SnapshotId("slotkeeper-0123456789ab-01234567")

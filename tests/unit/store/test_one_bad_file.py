@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from slotkeeper.scheduler.slots.slot_contents import Tier
+from slotkeeper.scheduler.types import Tier
 from slotkeeper.store import files
 from slotkeeper.store.trouble import StoreError, Trouble, UnfitError
 from unit.store.saving import ENGINE, file_of, keep, names_in, offered, opened

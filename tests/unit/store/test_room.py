@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slotkeeper.scheduler.slots.slot_contents import Tier
+from slotkeeper.scheduler.types import Tier
 from slotkeeper.store import files
 from slotkeeper.store.folders import snapshot_folder
 from slotkeeper.store.folders.snapshot_folder import rooms_of, taken

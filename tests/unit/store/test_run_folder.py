@@ -8,7 +8,8 @@ import pytest
 
 from slotkeeper.engine.slot_file.slotfile import RUN
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId, Tier
+from slotkeeper.scheduler.slots.engine_model import SnapshotId
+from slotkeeper.scheduler.types import Tier
 from slotkeeper.store import files
 from slotkeeper.store.folders import joined
 from slotkeeper.store.folders.run_folder import RunFolder

@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId
+from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.store import files
 from slotkeeper.store.trouble import StoreError, Trouble
 from unit.store.saving import ENGINE, keep, mode, offered, opened

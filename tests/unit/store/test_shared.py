@@ -16,7 +16,7 @@ import pytest
 from patience import PATIENCE
 from slotkeeper.scheduler.policies.adapters import space_of
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.slot_contents import Tier
+from slotkeeper.scheduler.types import Tier
 from slotkeeper.store import files
 from slotkeeper.store.folders.snapshot_folder import SnapshotFolder
 from slotkeeper.store.index import Kept

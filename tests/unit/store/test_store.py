@@ -10,7 +10,7 @@ import pytest
 from recipes import damaged
 from slotkeeper.engine.slot_file.slotfile import SlotFile
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.slot_contents import Tier
+from slotkeeper.scheduler.types import Tier
 from slotkeeper.store.index import snapshot
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import HaltedError, MissingError, UnfitError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slotkeeper.scheduler.slots.slot_contents import Tier
+from slotkeeper.scheduler.types import Tier
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import MissingError
 from unit.store.saving import ENGINE, file_of, keep, names_in, offered, opened

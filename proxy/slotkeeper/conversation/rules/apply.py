@@ -10,7 +10,7 @@ from typing import Any, Final
 import orjson
 
 from slotkeeper.conversation.divergence import common_start
-from slotkeeper.conversation.layout import Edit, Layout, Match, edited
+from slotkeeper.conversation.layout import Doc, Edit, Layout, Match, edited
 from slotkeeper.conversation.likeness import same_agent
 from slotkeeper.conversation.rules.base import Fact, Mode, Modes, Room, Rule, RuleName, Scene, note_edits
 from slotkeeper.conversation.rules.rules import (
@@ -55,7 +55,7 @@ DEFAULTS: Final[Modes] = MappingProxyType({rule.name: rule.default for rule in R
 
 # -- applied in turn -------------------------------------------------------------------------------------
 
-Doc = dict[str, Any]
+
 LayOut = Callable[[Doc], Layout | None]
 
 

@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol, Self
 
 import orjson
 
-from slotkeeper.conversation.layout import Conversation, Edit, Layout, Message, Role, Section, Text
+from slotkeeper.conversation.layout import Conversation, Doc, Edit, Layout, Message, Role, Section, Text
 
 
 class Mode(StrEnum):
@@ -255,8 +255,6 @@ def _same_number(one: float, other: float) -> bool:
 
 
 # -- messages in pairs -----------------------------------------------------------------------------------
-
-Doc = dict[str, Any]
 
 ITEMS: Final = 64  # most items of one reply in a Responses body
 

@@ -18,6 +18,7 @@ from slotkeeper.conversation.divergence import common_start, length
 from slotkeeper.conversation.layout import (
     Call,
     Conversation,
+    Doc,
     Edit,
     Layout,
     Message,
@@ -638,8 +639,6 @@ def begins_turn(layout: Layout) -> bool:
 
 # What should not change between two turns: the billing stamp, white space, reasoning, tools and calls.
 
-
-Doc = dict[str, Any]
 
 _BILLING: Final = "x-anthropic-billing-header:"
 _STAMP: Final = "cch="

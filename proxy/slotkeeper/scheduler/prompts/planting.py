@@ -37,12 +37,13 @@ from slotkeeper.scheduler.slots.engine_model import (
     EngineTraits,
     after_prefill,
     checkpoints_last,
+    first_kept,
     keeps_checkpoints,
     marked,
+    reuse,
     thins_at_each_task,
 )
 from slotkeeper.scheduler.slots.shadow import ReusePlan
-from slotkeeper.scheduler.slots.slot_contents import first_kept, reuse
 from slotkeeper.scheduler.slots.table import EngineTable
 from slotkeeper.scheduler.snapshots.budgets import HourlyBudget
 from slotkeeper.scheduler.snapshots.catalog import Catalog

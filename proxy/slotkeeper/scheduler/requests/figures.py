@@ -26,7 +26,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.slot_contents import SlotContents
+from slotkeeper.scheduler.slots.engine_model import SlotContents
 from slotkeeper.scheduler.types import WITHOUT_PLACE, Reason
 
 

@@ -56,10 +56,16 @@ from slotkeeper.scheduler.requests.pending import (
     StepEnded,
 )
 from slotkeeper.scheduler.requests.steps import WITHOUT_CONTENTS, Chore, begun
-from slotkeeper.scheduler.slots.engine_model import TAIL, cells_of, user_starts
+from slotkeeper.scheduler.slots.engine_model import (
+    TAIL,
+    SlotContents,
+    cells_of,
+    edits_later,
+    parks,
+    user_starts,
+)
 from slotkeeper.scheduler.slots.evidence import by_batches
 from slotkeeper.scheduler.slots.shadow import ReusePlan, Source
-from slotkeeper.scheduler.slots.slot_contents import SlotContents, edits_later, parks
 from slotkeeper.scheduler.slots.table import EngineTable, SlotState
 from slotkeeper.scheduler.snapshots import retention
 from slotkeeper.scheduler.state import State

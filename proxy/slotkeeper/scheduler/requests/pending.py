@@ -23,9 +23,8 @@ from slotkeeper.scheduler.policies.adapters import salted
 from slotkeeper.scheduler.prompts.prompt_tree import Branch, PromptTree
 from slotkeeper.scheduler.prompts.tokens import Boundary, BoundaryKind, Markers, Tokens, in_replies
 from slotkeeper.scheduler.requests.figures import Answered, Loss, Lost, Unknown, Usage, lost, oracle, usage_of
-from slotkeeper.scheduler.slots.engine_model import user_starts
+from slotkeeper.scheduler.slots.engine_model import SlotContents, reuse, user_starts
 from slotkeeper.scheduler.slots.shadow import ReusePlan, Source
-from slotkeeper.scheduler.slots.slot_contents import SlotContents, reuse
 from slotkeeper.scheduler.slots.table import EngineTable, SlotState
 from slotkeeper.scheduler.types import Loading, Priority, Reason, RequestId, SaidBy, SlotId
 

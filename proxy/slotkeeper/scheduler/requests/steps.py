@@ -9,8 +9,7 @@ from slotkeeper.scheduler.effects import Prefill, Purpose, Restore, Save, Step
 from slotkeeper.scheduler.policies.adapters import Scales, scales_of, set_in
 from slotkeeper.scheduler.prompts.prompt_tree import PromptTree
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.engine_model import EngineTraits
-from slotkeeper.scheduler.slots.slot_contents import SlotContents
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, SlotContents
 from slotkeeper.scheduler.slots.table import EngineTable, Maintenance, SlotState
 from slotkeeper.scheduler.types import Place, RequestId, SlotId
 

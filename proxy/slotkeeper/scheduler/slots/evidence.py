@@ -10,8 +10,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from slotkeeper.scheduler.slots.engine_model import MOST, TAIL, Checkpoint, EngineTraits, Known, Memory
-from slotkeeper.scheduler.slots.slot_contents import SlotContents
+from slotkeeper.scheduler.slots.engine_model import (
+    MOST,
+    TAIL,
+    Checkpoint,
+    EngineTraits,
+    Known,
+    Memory,
+    SlotContents,
+)
 
 SIZES: Final = 32  # tokens; batch sizes are multiples of it, unless two slots shared a batch
 STRIKES: Final = 2  # observations that are needed if there is another explanation

@@ -16,14 +16,18 @@ from typing import Any, NamedTuple
 from slotkeeper.scheduler.policies.adapters import namespace_in, set_in
 from slotkeeper.scheduler.prompts.tokens import EMPTY, Chunk, Tokens
 from slotkeeper.scheduler.rates import StateSize
-from slotkeeper.scheduler.slots.engine_model import Checkpoint, EngineTraits, Known, after_prefill, generous
-from slotkeeper.scheduler.slots.slot_contents import (
+from slotkeeper.scheduler.slots.engine_model import (
     KEEP,
+    Checkpoint,
+    EngineTraits,
+    Known,
     SlotContents,
     Snapshot,
+    after_prefill,
     better,
     contains,
     first_kept,
+    generous,
     parks,
     publish,
     restored,

@@ -20,10 +20,18 @@ from slotkeeper.scheduler.events import AdaptersSeen, Observed
 from slotkeeper.scheduler.policies.adapters import set_in
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.rates import WORTH_A_FILE, Breaker, EngineWork, Expected, LinearTimes, Rates
-from slotkeeper.scheduler.slots.engine_model import EngineTraits, Known, keeps_checkpoints, wipes
+from slotkeeper.scheduler.slots.engine_model import (
+    EngineTraits,
+    Known,
+    SlotContents,
+    Snapshot,
+    SnapshotId,
+    keeps_checkpoints,
+    succeeds,
+    wipes,
+)
 from slotkeeper.scheduler.slots.evidence import Doubts
 from slotkeeper.scheduler.slots.shadow import EngineShadow
-from slotkeeper.scheduler.slots.slot_contents import SlotContents, Snapshot, SnapshotId, succeeds
 from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName, RequestId, SlotId, SlotView
 
 CROWDED_FOR: Final = 60.0  # seconds that an engine counts as crowded after a conversation lost its slot

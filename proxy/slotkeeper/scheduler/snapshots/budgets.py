@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from slotkeeper.scheduler.slots.slot_contents import Tier
+from slotkeeper.scheduler.types import Tier
 
 GIB: Final = 2**30
 UNLIMITED: Final = sys.maxsize

@@ -20,8 +20,17 @@ from typing import Final, NamedTuple, Self
 
 from slotkeeper.scheduler.policies.adapters import namespace_in
 from slotkeeper.scheduler.prompts.tokens import WIDTH, Tokens
-from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory, keeps_checkpoints
-from slotkeeper.scheduler.slots.slot_contents import SlotContents, Snapshot, SnapshotId, Tier, restored, reuse
+from slotkeeper.scheduler.slots.engine_model import (
+    EngineTraits,
+    Memory,
+    SlotContents,
+    Snapshot,
+    SnapshotId,
+    keeps_checkpoints,
+    restored,
+    reuse,
+)
+from slotkeeper.scheduler.types import Tier
 
 # -- all states in the order of their tokens -------------------------------------------------------------
 

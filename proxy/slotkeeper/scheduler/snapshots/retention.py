@@ -26,12 +26,17 @@ from slotkeeper.scheduler.events import RoomSeen, SnapshotsChanged
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.rates import WORTH_A_FILE
 from slotkeeper.scheduler.requests.pending import Plan
-from slotkeeper.scheduler.slots.engine_model import EngineTraits
-from slotkeeper.scheduler.slots.slot_contents import HALF_LIFE, SlotContents, Snapshot, SnapshotId, Tier
+from slotkeeper.scheduler.slots.engine_model import (
+    HALF_LIFE,
+    EngineTraits,
+    SlotContents,
+    Snapshot,
+    SnapshotId,
+)
 from slotkeeper.scheduler.slots.table import EngineTable
 from slotkeeper.scheduler.snapshots.catalog import AnyState, Node, PrefixOrder, PrefixTree, given
 from slotkeeper.scheduler.state import State
-from slotkeeper.scheduler.types import RequestId, SlotId
+from slotkeeper.scheduler.types import RequestId, SlotId, Tier
 
 # Chances relative to that of one step back to anywhere on a path, which is 1. They were chosen by simulation,
 # with other seeds than those of benchmarks/retention.py. Halving or doubling one of the first two changes the

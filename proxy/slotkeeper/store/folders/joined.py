@@ -29,7 +29,7 @@ from slotkeeper.engine.slot_file.slotfile import (
     divided,
     read,
 )
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId
+from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.store import files
 from slotkeeper.store.files import Halt
 from slotkeeper.store.manifest import Manifest

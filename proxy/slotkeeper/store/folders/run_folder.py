@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Final
 
 from slotkeeper.engine.slot_file.slotfile import Recipe
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId, Tier
+from slotkeeper.scheduler.slots.engine_model import SnapshotId
+from slotkeeper.scheduler.types import Tier
 from slotkeeper.store import files
 from slotkeeper.store.files import Halt, Stamp
 from slotkeeper.store.folders import joined

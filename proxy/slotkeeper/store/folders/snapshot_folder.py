@@ -22,8 +22,9 @@ from typing import Final
 from slotkeeper.engine.child.memory import free_memory
 from slotkeeper.engine.slot_file.slotfile import Damage, read, tokens_with_images
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId, Tier
+from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.scheduler.snapshots.budgets import FolderRoom
+from slotkeeper.scheduler.types import Tier
 from slotkeeper.store import files
 from slotkeeper.store.files import Halt, Stamp
 from slotkeeper.store.folders.joined import Source, size_of

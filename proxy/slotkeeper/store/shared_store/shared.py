@@ -33,7 +33,8 @@ import orjson
 
 from slotkeeper.engine.slot_file.slotfile import PartSizes
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.slots.slot_contents import SnapshotId, Tier
+from slotkeeper.scheduler.slots.engine_model import SnapshotId
+from slotkeeper.scheduler.types import Tier
 from slotkeeper.store import files, manifest
 from slotkeeper.store.files import Halt, Lane
 from slotkeeper.store.folders import joined
