@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import secrets
 import signal
@@ -373,6 +374,7 @@ async def serve(
     async with started(sidecar):
         if listening:
             listening(*sidecar.addresses)
+        gc.freeze()  # modules stay, and looking at them takes most of a full collection, which stops the loop
         try:
             companion = tasks.start(_run(beside, sidecar.driver.links))
             await _first(companion, tasks.start(_wait(signals.asked)))
