@@ -227,7 +227,7 @@ class Account:
         """Make a new key, by which the driver knows this attempt. Returns whether `Rendered` must follow."""
         self.key = RequestId(f"{next(self._driver.numbers)}:{self.id}")
         self._open = True
-        self.progress = None
+        self._rendering = self.progress = None
         self.listener = Listener(self._api, self.record, self._metrics, self._driver.now)
         if self._auth:
             self._driver.effect_runner.lent[self.key] = self._auth
@@ -236,6 +236,11 @@ class Account:
         ask, self.forms.changed = self.forms.own, False
         self._unrendered = ask if ask and (ask.chat is not None or ask.prompt is not None) else None
         return self._unrendered is not None
+
+    @property
+    def renders(self) -> bool:
+        """Whether rendering has begun."""
+        return self._rendering is not None
 
     def render(self) -> None:
         """Start rendering in the background, once for each key."""
