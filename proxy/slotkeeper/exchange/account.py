@@ -375,11 +375,9 @@ class Account:
             self.render()
         self._metrics.waited(self.record.first_token, self.record.stall, self.id)
         self._log(answer, forward, status)
-        self._check_count(figures.prompt_tokens, link)
-        if status < 400:
-            self.notes.answered(answer, self.forms.prompt, planted=planted)
-        if repeated := self.record.repeated:
-            self._metrics.history.add(repeated=repeated)
+        self._compare(answer, link, status, planted)
+        if self.renders and not self.rendered.is_set():
+            driver.tasks.start(self._compare_later(answer, link, status, planted))
         known = self.forms.ask is not None and figures.generated and answer.complete and status < 400
         if known and answer.reply is not None:
             self._answered = answer, link
@@ -430,6 +428,19 @@ class Account:
         record.status, record.generated = status, figures.generated
         record.prompt_tokens = figures.prompt_tokens
         record.usage = usage_of(figures.prompt_tokens, figures.cached, planted=planted)
+
+    def _compare(self, answer: Answer, link: EngineLink, status: int, planted: int) -> None:
+        """Compare the engine's figures with the prompt, as far as its tokens are known."""
+        self._check_count(answer.figures.prompt_tokens, link)
+        if status < 400:
+            self.notes.answered(answer, self.forms.prompt, planted=planted)
+        if repeated := self.record.repeated:
+            self._metrics.history.add(repeated=repeated)
+
+    async def _compare_later(self, answer: Answer, link: EngineLink, status: int, planted: int) -> None:
+        """Compare again: the answer ended before its prompt was rendered."""
+        await self.rendered.wait()
+        self._compare(answer, link, status, planted)
 
     def _check_count(self, counted: int | None, link: EngineLink) -> None:
         """Stop trusting the tokenizer if the engine counts other tokens: it is not exact for this model."""
