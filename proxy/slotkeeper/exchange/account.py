@@ -226,7 +226,7 @@ class Account:
         """Make a new key, by which the driver knows this attempt. Returns whether `Rendered` must follow."""
         self.key = RequestId(f"{next(self._driver.numbers)}:{self.id}")
         self._open = True
-        self.progress = None
+        self._rendering = self.progress = None
         self.listener = Listener(self._api, self.record, self._metrics, self._driver.now)
         if self._auth:
             self._driver.effect_runner.lent[self.key] = self._auth
@@ -235,6 +235,11 @@ class Account:
         ask, self.forms.changed = self.forms.own, False
         self._unrendered = ask if ask and (ask.chat is not None or ask.prompt is not None) else None
         return self._unrendered is not None
+
+    @property
+    def renders(self) -> bool:
+        """Whether rendering has begun."""
+        return self._rendering is not None
 
     def render(self) -> None:
         """Start rendering in the background, once for each key."""
@@ -369,11 +374,9 @@ class Account:
             self.render()
         self._metrics.waited(self.record.first_token, self.record.stall, self.id)
         self._log(answer, forward, status)
-        self._check_count(figures.prompt_tokens, link)
-        if status < 400:
-            self.notes.answered(answer, self.forms.prompt, planted=planted)
-        if repeated := self.record.repeated:
-            self._metrics.history.add(repeated=repeated)
+        self._compare(answer, link, status, planted)
+        if self.renders and not self.rendered.is_set():
+            driver.tasks.start(self._compare_later(answer, link, status, planted))
         known = self.forms.ask is not None and figures.generated and answer.complete and status < 400
         if known and answer.reply is not None:
             self._answered = answer, link
@@ -424,6 +427,19 @@ class Account:
         record.status, record.generated = status, figures.generated
         record.prompt_tokens = figures.prompt_tokens
         record.usage = usage_of(figures.prompt_tokens, figures.cached, planted=planted)
+
+    def _compare(self, answer: Answer, link: EngineLink, status: int, planted: int) -> None:
+        """Compare the engine's figures with the prompt, as far as its tokens are known."""
+        self._check_count(answer.figures.prompt_tokens, link)
+        if status < 400:
+            self.notes.answered(answer, self.forms.prompt, planted=planted)
+        if repeated := self.record.repeated:
+            self._metrics.history.add(repeated=repeated)
+
+    async def _compare_later(self, answer: Answer, link: EngineLink, status: int, planted: int) -> None:
+        """Compare again: the answer ended before its prompt was rendered."""
+        await self.rendered.wait()
+        self._compare(answer, link, status, planted)
 
     def _check_count(self, counted: int | None, link: EngineLink) -> None:
         """Stop trusting the tokenizer if the engine counts other tokens: it is not exact for this model."""

@@ -92,6 +92,9 @@ NEVER_APART: Final = (
 )
 DEATHS: Final = 3  # engines that ended while working on a request, after which it is not sent again
 AT_WORK: Final = 0.01  # seconds after which the engine works on a request that was sent
+# The same for a stream: its client hears the first token. The engine makes the prompt before it computes it,
+# and a rendering of ours at that moment competes with it for the processor.
+STREAM_AT_WORK: Final = 0.05
 BRIEF_BYTES: Final = 512  # bytes of a body: less JSON and model name, about a hundred tokens
 
 log = get_logger(__name__)
@@ -323,7 +326,8 @@ class Exchange:
             link, copies = driver.links[forward.engine], account.claim.copies
             await account.charge.count_inputs(link, account.record, copies=copies)
         self._body_out = account.goes(forward) if self._inbound.api.generates and self._let_in else self._body
-        asyncio.get_running_loop().call_later(AT_WORK, self._at_work, forward)
+        soon = STREAM_AT_WORK if self._hears_comments else AT_WORK
+        asyncio.get_running_loop().call_later(soon, self._at_work, forward)
         return forward
 
     def _at_work(self, forward: Forward) -> None:
@@ -920,9 +924,9 @@ class Relay:
             raise UpstreamFault(f"{of} broke off in the middle of an answer: its last event is missing")
 
     async def _predicted(self) -> None:
-        """Wait briefly for our prediction: only for a very short prompt it is not ready yet."""
+        """Wait briefly for our prediction, if its rendering has begun."""
         pending = self.driver.placement.pending(self.account.key)
-        if pending and pending.predicted is None and not pending.rendered:
+        if pending and pending.predicted is None and self.account.renders and not pending.rendered:
             took = self.driver.now() - self.sent_at
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(PREDICTION_SECONDS, PREDICTION_SHARE * took)):

@@ -16,9 +16,10 @@ from slotkeeper.conversation.naming import Name, Naming
 from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.exchange.account import Account
 from slotkeeper.observe.request_record import RequestStage
+from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Event, Gone
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from slotkeeper.scheduler.types import RequestId
+from slotkeeper.scheduler.types import Reason, RequestId
 from slotkeeper.vocab.tokenizer import TokenizeError
 from unit.runtime.conftest import driver, link
 from unit.runtime.stubs import fallbacks, settled
@@ -123,6 +124,22 @@ async def test_the_wait_for_an_idle_moment_has_a_limit(driver, monkeypatch):
     assert not await driver.idle_moment(RequestId("1:r-1"), within=0.2)
     monkeypatch.setattr(type(driver.placement), "serving", False)
     assert await driver.idle_moment(RequestId("1:r-1"), within=PATIENCE)
+
+
+async def test_an_answer_that_ends_before_its_prompt_was_rendered_is_compared_with_it_later(driver, link):
+    """The engine counted 41 tokens where we made 40."""
+    doubts: list[str] = []
+    link.says, link.tokenizer = Tokens(range(40)), SimpleNamespace(distrust=doubts.append)
+    mine = await account(driver)
+    mine.open()
+    mine.listener.begin(cast("Any", SimpleNamespace(headers={}, content_type="application/json", status=200)))
+    mine.listener.read(b'{"timings":{"prompt_n":41,"cache_n":0},"usage":{"prompt_tokens":41}}')
+    went = Forward(request=mine.key, engine=link.engine, slot=0, reason=Reason.CONTINUES)
+    mine.finished(went, link, 200)
+    assert (mine.rendered.is_set(), doubts) == (False, [])
+    await mine.rendered.wait()
+    await settled()
+    assert doubts == ["counted 40 tokens where the engine counted 41"]
 
 
 async def test_a_closed_account_records_the_outcome_and_the_duration(driver):
