@@ -98,7 +98,8 @@ async def measure(minutes: float, clients: int, tokens: int, tree: Path | None =
             await asyncio.sleep(1)
         turns = sum(await talk)
         output, _ = await prober.communicate()
-    return {"turns": turns} | json.loads(output)
+    found: dict[str, float] = json.loads(output)
+    return {"turns": turns} | found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

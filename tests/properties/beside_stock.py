@@ -148,7 +148,8 @@ class World:
         self._post(Finished(at=at, request=request, slot=slot, **figures))
         self._post(ReplyKnown(at=at, request=request, tokens=whole.cut(0, len(whole) - 1)))
         counted = Figures(cached=task.cached, computed=len(task.prompt) - task.cached)
-        self.rewriting.answered(taken, reply, task.prompt, counted, planted=0)
+        self.rewriting.replied(taken, reply)
+        self.rewriting.answered(taken, task.prompt, counted, planted=0)
         while self._effects:
             self._perform(self._effects.popleft())
 

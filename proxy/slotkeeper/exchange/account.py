@@ -374,9 +374,12 @@ class Account:
             self.render()
         self._metrics.waited(self.record.first_token, self.record.stall, self.id)
         self._log(answer, forward, status)
-        self._compare(answer, link, status, planted)
+        if status < 400 and answer.complete and answer.reply:
+            self.notes.replied(answer.reply)
         if self.renders and not self.rendered.is_set():
-            driver.tasks.start(self._compare_later(answer, link, status, planted))
+            driver.tasks.start(self._compare_later(figures, link, status, planted))
+        else:
+            self._compare(figures, link, status, planted)
         known = self.forms.ask is not None and figures.generated and answer.complete and status < 400
         if known and answer.reply is not None:
             self._answered = answer, link
@@ -428,18 +431,18 @@ class Account:
         record.prompt_tokens = figures.prompt_tokens
         record.usage = usage_of(figures.prompt_tokens, figures.cached, planted=planted)
 
-    def _compare(self, answer: Answer, link: EngineLink, status: int, planted: int) -> None:
+    def _compare(self, figures: Figures, link: EngineLink, status: int, planted: int) -> None:
         """Compare the engine's figures with the prompt, as far as its tokens are known."""
-        self._check_count(answer.figures.prompt_tokens, link)
+        self._check_count(figures.prompt_tokens, link)
         if status < 400:
-            self.notes.answered(answer, self.forms.prompt, planted=planted)
+            self.notes.answered(figures, self.forms.prompt, planted=planted)
         if repeated := self.record.repeated:
             self._metrics.history.add(repeated=repeated)
 
-    async def _compare_later(self, answer: Answer, link: EngineLink, status: int, planted: int) -> None:
-        """Compare again: the answer ended before its prompt was rendered."""
+    async def _compare_later(self, figures: Figures, link: EngineLink, status: int, planted: int) -> None:
+        """Compare once the prompt is rendered: the answer ended before that."""
         await self.rendered.wait()
-        self._compare(answer, link, status, planted)
+        self._compare(figures, link, status, planted)
 
     def _check_count(self, counted: int | None, link: EngineLink) -> None:
         """Stop trusting the tokenizer if the engine counts other tokens: it is not exact for this model."""
@@ -791,31 +794,31 @@ class ConversationNotes:
             )  # it may be of the body
             self.name()
 
-    def answered(self, answer: Answer, prompt: Tokens | None, *, planted: int) -> None:
-        """Record what the request's own changes have cost. `planted` tokens were computed before it was sent.
-
-        If the agent has asked for a title, it is the answer.
-        """
-        taken, reply = self.taken, answer.reply if answer.complete else None
+    def replied(self, reply: Doc) -> None:
+        """Keep the reply. If the agent has asked for a title, it is the answer."""
+        taken = self.taken
         if taken is None or self.rewriting is None:
             return
         try:
-            self.record.divergence = self.rewriting.answered(
-                taken,
-                reply,
-                prompt,
-                answer.figures,
-                planted=planted,
-                decision=self.record.decision,
-            )
+            self.rewriting.replied(taken, reply)
         except Exception as error:  # noqa: BLE001 - of whatever kind the bug is
             self._failed(error)
             return
         try:
-            if reply:
-                self.names.answered(self.record.client, taken.received, reply)
+            self.names.answered(self.record.client, taken.received, reply)
         except Exception:
             log.exception("not_named", request_id=self.record.request_id)
+
+    def answered(self, figures: Figures, prompt: Tokens | None, *, planted: int) -> None:
+        """Record what the request's own changes have cost. `planted` tokens were computed before that."""
+        if self.taken is None or self.rewriting is None:
+            return
+        try:
+            self.record.divergence = self.rewriting.answered(
+                self.taken, prompt, figures, planted=planted, decision=self.record.decision
+            )
+        except Exception as error:  # noqa: BLE001 - of whatever kind the bug is
+            self._failed(error)
             self.metrics.fallback("explain")
 
     def _failed(self, error: Exception) -> None:

@@ -302,17 +302,21 @@ class Rewriting:
             taken.changes = changes(taken.outcome.done, text=self.text and taken.quotable, declined=declined)
         return taken.judged
 
+    def replied(self, taken: Taken, reply: Doc) -> None:
+        """Keep the reply of a finished answer: the conversation goes on with it."""
+        if self.settle(taken) is not None and taken.conversation is not None:
+            self.conversations.replied(taken.conversation, reply)
+
     def answered(
         self,
         taken: Taken,
-        reply: Doc | None,
         prompt: Tokens | None,
         figures: Figures,
         *,
         planted: int,
         decision: Decision | None = None,
     ) -> PromptDivergence | None:
-        """Keep the reply of a finished answer, and report what the divergence of its request has cost.
+        """Report what the divergence of an answered request has cost.
 
         Returns the divergence for `why`; None without one. `planted` tokens were computed for the request
         before it was sent; `decision` says to which slot.
@@ -320,8 +324,6 @@ class Rewriting:
         judged, line = self.settle(taken), taken.conversation
         if judged is None or line is None:
             return None
-        if reply is not None:
-            self.conversations.replied(line, reply)
         fixed = bool(taken.changed)
         cost = cost_of(judged, prompt, figures, planted)
         if prompt:

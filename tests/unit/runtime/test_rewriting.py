@@ -106,7 +106,7 @@ class Clients:
             self.rewriting.goes(taken, changed=changed is not False)
         computed = len(tokens) - cached
         figures = Figures(computed=computed, cached=cached, prefill_ms=seconds * 1000)
-        return taken, self.rewriting.answered(taken, None, tokens, figures, planted=planted)
+        return taken, self.rewriting.answered(taken, tokens, figures, planted=planted)
 
     def counted(self, cause: Cause) -> float:
         return self.metrics.registry.get_sample_value(
