@@ -24,8 +24,8 @@ from benchmarks.first_byte import PATH, small_request
 from benchmarks.own_time import PAUSE_SECONDS, Conversation
 from benchmarks.raw import Took, post
 from benchmarks.stage import BARE, DIRECT, OURS, Stage, processor_seconds, stage
+from slotkeeper.addresses import MAX_ENGINES
 from slotkeeper.bench.texts import prose
-from slotkeeper.upstreams import MAX_ENGINES
 
 CLIENTS: Final = 32
 CLIENT_SECONDS: Final = 4.0  # that they send requests, each way, each round

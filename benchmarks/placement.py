@@ -22,6 +22,7 @@ from benchmarks.figures import console, keep
 from benchmarks.simulator.load import SimulatedTurn, Synthetic
 from benchmarks.simulator.timed_engine import FINGERPRINT, EngineRates, TimedEngine, traits_of
 from benchmarks.simulator.virtual_clock import VirtualClock
+from slotkeeper.addresses import MAX_ENGINES
 from slotkeeper.api.answers.answer import percentile
 from slotkeeper.scheduler.effects import Effect, Forward, Observe, Restore, Save
 from slotkeeper.scheduler.events import (
@@ -41,7 +42,6 @@ from slotkeeper.scheduler.slots.engine_model import Memory, SlotContents, Snapsh
 from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.scheduler.snapshots.retention import MOST
 from slotkeeper.scheduler.types import ClientId, EngineId, Loading, RequestId, SlotId
-from slotkeeper.upstreams import MAX_ENGINES
 
 GOAL: Final = 2.0  # milliseconds at the 99th percentile
 RATES: Final = EngineRates(token_bytes=4096)

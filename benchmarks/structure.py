@@ -1,7 +1,7 @@
 """How the source is built: files, imports, names, complexity, and how much of it one turn of a chat runs.
 
 `python -m benchmarks.structure [--names]`. The turn is the second one of a streamed chat through a running
-sidecar, from its arrival to the end of its answer, without idle work.
+sidecar, from its arrival until prompt and reply are rendered, without idle work.
 """
 
 from __future__ import annotations
@@ -175,7 +175,10 @@ async def turn(engine: str) -> dict[str, float]:
             seen: set[CodeType] = set()
             with _profiled(lambda frame: seen.add(frame.f_code)):
                 await _asked(client, [first, {"role": "assistant", "content": said}, second])
-    ours = {code for code in seen if Path(code.co_filename).is_relative_to(SOURCE)}
+                await lab.rested(sidecar)  # its prompt is rendered after it was sent, its reply after its end
+    here = SOURCE / "bench"  # waits until the sidecar rests
+    files = {code: Path(code.co_filename) for code in seen}
+    ours = {code for code, file in files.items() if file.is_relative_to(SOURCE) and here not in file.parents}
     named = {(code.co_filename, code.co_qualname) for code in ours if "<" not in code.co_name}
     return {"files of a turn": len({file for file, _ in named}), "functions of a turn": len(named)}
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
+from slotkeeper.addresses import UpstreamsError
 from slotkeeper.admin.admin import AdminPort
 from slotkeeper.api.request import HEAVY
 from slotkeeper.conversation.naming import Naming
@@ -33,20 +34,20 @@ from slotkeeper.exchange.connections import (
     raise_descriptors,
     room_for,
 )
+from slotkeeper.exchange.credentials import Door
 from slotkeeper.exchange.data import DataPort
-from slotkeeper.exchange.door import Door
 from slotkeeper.exchange.exchange import Gate
+from slotkeeper.exchange.forwarding import Upstream
 from slotkeeper.exchange.keys import KeysError, OwnKeys
 from slotkeeper.exchange.slot_actions import SlotActions
-from slotkeeper.exchange.upstream import Upstream
 from slotkeeper.observe.journal import Journal
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics, SharedPart
 from slotkeeper.observe.recording import Recorder
 from slotkeeper.runtime.driver import Driver
+from slotkeeper.runtime.engines import link_to
 from slotkeeper.runtime.heavy import COPIES, Weigher
 from slotkeeper.runtime.link import EngineLink
-from slotkeeper.runtime.membership import link_to
 from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.runtime.tasks import Aside, Tasks
 from slotkeeper.scheduler.snapshots.budgets import UNLIMITED, Limits
@@ -54,7 +55,6 @@ from slotkeeper.scheduler.types import EngineId
 from slotkeeper.settings import BudgetSize, Settings
 from slotkeeper.store.store import Store
 from slotkeeper.store.tiers import ColdTier
-from slotkeeper.upstreams import UpstreamsError
 from slotkeeper.values import Address, UsageError
 
 if TYPE_CHECKING:

@@ -26,10 +26,10 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from slotkeeper.addresses import NamedUpstream, checked, read_table
 from slotkeeper.conversation.rules.base import Setting
 from slotkeeper.environment import PREFIX, SECRETS, USUAL_ADMIN_LISTEN, check_names, secret_files
 from slotkeeper.scheduler.snapshots.budgets import Limits
-from slotkeeper.upstreams import NamedUpstream, checked, read_table
 from slotkeeper.values import PLAIN, Address, UsageError, host_name, meant, network, removed
 
 BODIES_AT_ONCE: Final = 8  # of the largest size, in memory

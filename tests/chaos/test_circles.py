@@ -19,7 +19,7 @@ from slotkeeper.api.head import Api
 from slotkeeper.app import Sidecar, running
 from slotkeeper.engine.answers import Health
 from slotkeeper.engine.child.launch import free_port
-from slotkeeper.exchange.upstream import MOST_HEADERS
+from slotkeeper.exchange.forwarding import MOST_HEADERS
 
 
 def health(sidecar: Sidecar) -> Health:

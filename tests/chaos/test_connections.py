@@ -19,7 +19,7 @@ from commands.process import serving
 from patience import PATIENCE
 from slotkeeper.api.head import Api
 from slotkeeper.app import ADMIN_CONNECTIONS, ADMIN_CONNECTIONS_OF_ONE, ADMIN_HEAD_SECONDS, Sidecar, running
-from slotkeeper.exchange.upstream import MOST_HEADERS
+from slotkeeper.exchange.forwarding import MOST_HEADERS
 from slotkeeper.runtime.link import CALM
 
 CHAT = PATHS[Api.CHAT]

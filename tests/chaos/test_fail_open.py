@@ -19,7 +19,7 @@ from chaos.raw import Head, dial, until
 from slotkeeper.api.answers.answer import AnswerReader
 from slotkeeper.api.head import Api
 from slotkeeper.app import running
-from slotkeeper.exchange import account
+from slotkeeper.exchange import exchange
 from slotkeeper.observe.journal import Journal
 from slotkeeper.scheduler.placement import Placement
 
@@ -66,8 +66,8 @@ def bug(owner: object, name: str):
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (account, "prompt_of"),
-        (account, "with_reply"),
+        (exchange, "prompt_of"),
+        (exchange, "with_reply"),
         (AnswerReader, "feed"),
         (AnswerReader, "close"),
         (AnswerReader, "first_token"),

@@ -24,7 +24,7 @@ from slotkeeper.api.request import BRACES, HEAVY, LARGE, MOST_DEEP, MOST_MESSAGE
 from slotkeeper.app import Sidecar, running
 from slotkeeper.engine.answers import EngineError
 from slotkeeper.engine.client import EngineClient
-from slotkeeper.exchange import account
+from slotkeeper.exchange import exchange
 from slotkeeper.runtime import link
 from slotkeeper.runtime.heavy import Weighed, weigh
 from slotkeeper.runtime.tasks import Aside
@@ -37,7 +37,7 @@ MESSAGE = b'{"role":"user","content":"x"}'
 MILLION = b'{"messages":[' + (MESSAGE + b",") * 999_999 + MESSAGE + b"]}"
 ROOM = 2**20
 TRIES = 10
-OURS = str(Path(account.__file__).parents[1])
+OURS = str(Path(exchange.__file__).parents[1])
 
 
 async def refused(address: str, path: str, body: bytes) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 from chaos.conftest import ready, settings
 from chaos.raw import until
 from slotkeeper.app import Sidecar, running
-from slotkeeper.exchange.door import digest_of
+from slotkeeper.exchange.credentials import digest_of
 from slotkeeper.scheduler.effects import Effect, Forward
 from slotkeeper.scheduler.events import Arrived, Event, Rendered
 from slotkeeper.scheduler.state import PASSES

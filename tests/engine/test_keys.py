@@ -18,7 +18,7 @@ from slotkeeper.bench.lab import url_of
 from slotkeeper.bench.target import counted
 from slotkeeper.engine.answers import EngineError
 from slotkeeper.engine.client import EngineClient
-from slotkeeper.exchange.door import Door, KeyCheck
+from slotkeeper.exchange.credentials import Door, KeyCheck
 from slotkeeper.scheduler.types import SlotId
 from slotkeeper.settings import Settings
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from slotkeeper.addresses import MAX_ENGINES, NamedUpstream, UpstreamsError, read_table
 from slotkeeper.settings import Settings
-from slotkeeper.upstreams import MAX_ENGINES, NamedUpstream, UpstreamsError, read_table
 
 ONE, OTHER = "http://10.0.0.1:8081", "http://10.0.0.2:8081"
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, TextIO
 from urllib.parse import urlsplit
 
+from slotkeeper.addresses import UpstreamsError
 from slotkeeper.engine.answers import SAID
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.environment import USUAL_ADMIN_LISTEN
@@ -24,7 +25,6 @@ from slotkeeper.exchange.connections import Tls, TlsError
 from slotkeeper.exchange.keys import KeyList, KeysError
 from slotkeeper.settings import Settings
 from slotkeeper.store.trouble import Trouble, trouble_in
-from slotkeeper.upstreams import UpstreamsError
 from slotkeeper.values import Address, UsageError
 
 

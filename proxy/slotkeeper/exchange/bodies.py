@@ -22,7 +22,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from slotkeeper.api.errors import ClientFault
 from slotkeeper.api.request import LARGE
-from slotkeeper.exchange.upstream import CHUNK, abort
+from slotkeeper.exchange.forwarding import CHUNK, abort
 from slotkeeper.observe.log import Seldom, get_logger
 from slotkeeper.observe.metrics import ConnectionCut, Metrics
 

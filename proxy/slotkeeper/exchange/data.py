@@ -19,10 +19,9 @@ from slotkeeper.api.request import HEAVY, NotPlain, named_model, plain
 from slotkeeper.engine.client import LOOP_STATUS
 from slotkeeper.exchange.bodies import Body, Budget, Outlet
 from slotkeeper.exchange.connections import Connections
-from slotkeeper.exchange.door import READS, KeyCheck, Refusal
+from slotkeeper.exchange.credentials import READS, KeyCheck, Refusal
 from slotkeeper.exchange.exchange import Exchange, Gate, Inbound
-from slotkeeper.exchange.streams import LastEvent, Lookup, within
-from slotkeeper.exchange.upstream import (
+from slotkeeper.exchange.forwarding import (
     GONE,
     IN_A_CIRCLE,
     UpstreamAnswer,
@@ -33,6 +32,7 @@ from slotkeeper.exchange.upstream import (
     prepared,
     target,
 )
+from slotkeeper.exchange.streams import LastEvent, Lookup, within
 from slotkeeper.observe.log import Seldom, get_logger
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.engines import BEING_PROBED

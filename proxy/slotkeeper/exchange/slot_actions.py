@@ -22,7 +22,7 @@ from aiohttp import web
 
 from slotkeeper.api.errors import ClientFault, UpstreamFault
 from slotkeeper.api.request import named_model
-from slotkeeper.exchange.upstream import Upstream, UpstreamAnswer, answering
+from slotkeeper.exchange.forwarding import Upstream, UpstreamAnswer, answering
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Acted, Arrived, Gone

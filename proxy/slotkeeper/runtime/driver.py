@@ -24,9 +24,8 @@ from slotkeeper.observe.journal import Journal
 from slotkeeper.observe.log import Seldom, get_logger, sayable
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.request_record import ClientFigures
-from slotkeeper.runtime.engines import Engines, LinkMaker
+from slotkeeper.runtime.engines import Engines, LinkMaker, Membership
 from slotkeeper.runtime.link import EngineLink
-from slotkeeper.runtime.membership import Membership
 from slotkeeper.runtime.render import NextTurns
 from slotkeeper.runtime.slot_files import Snapshots
 from slotkeeper.runtime.tasks import Tasks

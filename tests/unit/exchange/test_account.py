@@ -14,7 +14,7 @@ from slotkeeper.api.head import Api
 from slotkeeper.api.request import NotPlain
 from slotkeeper.conversation.naming import Name, Naming
 from slotkeeper.engine.answers import EngineError, EngineGoneError
-from slotkeeper.exchange.account import Account
+from slotkeeper.exchange.exchange import Account
 from slotkeeper.observe.request_record import RequestStage
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Event, Gone

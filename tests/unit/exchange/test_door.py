@@ -13,8 +13,8 @@ from slotkeeper.api.errors import ClientFault, UpstreamFault
 from slotkeeper.api.head import Api, classify
 from slotkeeper.engine.answers import Health
 from slotkeeper.engine.client import EngineAddress, Pulse
-from slotkeeper.exchange import door as door_module
-from slotkeeper.exchange.door import LASTS, REFUSAL_LASTS, Caller, Door, KeyCheck, Refusal, key_in
+from slotkeeper.exchange import credentials as door_module
+from slotkeeper.exchange.credentials import LASTS, REFUSAL_LASTS, Caller, Door, KeyCheck, Refusal, key_in
 from slotkeeper.exchange.keys import OwnKeys
 from slotkeeper.scheduler.types import EngineId
 

@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from patience import PATIENCE
-from slotkeeper.exchange.upstream import PIECE, RESET, Connector
+from slotkeeper.exchange.forwarding import PIECE, RESET, Connector
 
 REFUSAL = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 7\r\n\r\nno key\n"
 LARGE = b"x" * (16 * PIECE)

@@ -17,7 +17,7 @@ from slotkeeper.api.answers.answer import AnswerReader
 from slotkeeper.api.head import Api
 from slotkeeper.app import running
 from slotkeeper.engine.answers import EngineError, EngineGoneError
-from slotkeeper.exchange import account
+from slotkeeper.exchange import exchange
 from slotkeeper.observe.log import SELDOM_SECONDS, Seldom, configure, get_logger, sayable
 from slotkeeper.scheduler.types import RequestId, id_of
 from slotkeeper.store.trouble import UnfitError
@@ -177,7 +177,7 @@ def test_a_request_is_logged_under_the_id_that_its_client_knows(key, known_as):
 
 
 @STYLES
-@pytest.mark.parametrize("breaks", [None, (account, "prompt_of"), (AnswerReader, "feed")])
+@pytest.mark.parametrize("breaks", [None, (exchange, "prompt_of"), (AnswerReader, "feed")])
 async def test_no_text_of_a_prompt_or_an_answer_is_ever_logged(style, breaks, capsys, monkeypatch):
     def bug(*_args, **_more) -> None:
         raise RuntimeError("a bug")

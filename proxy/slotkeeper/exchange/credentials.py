@@ -27,9 +27,9 @@ from slotkeeper.api.request import is_plain
 from slotkeeper.engine.answers import Health
 from slotkeeper.engine.client import RUNNING
 from slotkeeper.exchange.connections import Network, asker
+from slotkeeper.exchange.forwarding import Upstream, UpstreamAnswer
 from slotkeeper.exchange.keys import Counted, CrowdedFault, Key, OwnKeys
 from slotkeeper.exchange.streams import digests, given_ids
-from slotkeeper.exchange.upstream import Upstream, UpstreamAnswer
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.types import ClientId, EngineId
