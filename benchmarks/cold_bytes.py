@@ -31,7 +31,7 @@ from benchmarks.large_files import ROW_BYTES, noise, write_slot_file
 from slotkeeper.bench import lab
 from slotkeeper.bench.lab import Restartable
 from slotkeeper.bench.models import Tiny
-from slotkeeper.engine.slot_file.slotfile import Band, Division, SlotFile, divided, read
+from slotkeeper.engine.slotfile import Band, Division, SlotFile, divided, read
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.store import files
 from slotkeeper.store.folders import run_folder

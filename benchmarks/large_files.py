@@ -21,7 +21,7 @@ from typing import Final
 from rich.table import Table
 
 from benchmarks.figures import console, keep
-from slotkeeper.engine.slot_file.slotfile import ByteSpan, SlotFile
+from slotkeeper.engine.slotfile import ByteSpan, SlotFile
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.store.intake import Editor, SavedFile, SlotFileEdit

@@ -24,7 +24,7 @@ from rich.table import Table
 from benchmarks.cold_bytes import ENGINE, Conversation, a_store
 from benchmarks.figures import console, keep
 from benchmarks.large_files import noise, write_slot_file
-from slotkeeper.engine.slot_file.slotfile import PartSizes
+from slotkeeper.engine.slotfile import PartSizes
 from slotkeeper.store.intake import SavedFile
 from slotkeeper.store.shared_store.objects import PART, Objects, ObjectSeen
 from slotkeeper.store.shared_store.part_objects import IN_STORE

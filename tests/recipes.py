@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from slotkeeper.engine.slot_file.slotfile import BEFORE_IDS, HEADER, ByteSpan, Patch, Recipe, SlotFile
+from slotkeeper.engine.slotfile import BEFORE_IDS, HEADER, ByteSpan, Patch, Recipe, SlotFile
 from slotkeeper.scheduler.prompts.tokens import WIDTH
 from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.store.store import Store

@@ -12,7 +12,7 @@ from slotkeeper.bench.texts import prose
 from slotkeeper.engine.child.launch import EngineKind
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.file_canary import inspected
-from slotkeeper.engine.slot_file.slotfile import SlotFile
+from slotkeeper.engine.slotfile import SlotFile
 from slotkeeper.engine.traits import read_traits
 from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.types import SlotId

@@ -16,7 +16,7 @@ from patience import PATIENCE
 from recipes import made, other_last_token, whole
 from slotkeeper.bench.models import Tiny
 from slotkeeper.engine.child.launch import EngineKind
-from slotkeeper.engine.slot_file.slotfile import RUN, Damage, SlotFile, keep, patched, read, repair_window
+from slotkeeper.engine.slotfile import RUN, Damage, SlotFile, keep, patched, read, repair_window
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from unit.engine.slotfiles import joined, parts_of
 

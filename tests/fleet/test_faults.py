@@ -16,7 +16,7 @@ from fleet.servers import BUCKET, CREDENTIALS, Fault, FaultyProxy, faulty, runni
 from fleet.test_moving import BUILD, MODEL, uploaded
 from patience import PATIENCE
 from slotkeeper.engine.child.launch import free_port
-from slotkeeper.engine.slot_file.slotfile import PartSizes
+from slotkeeper.engine.slotfile import PartSizes
 from slotkeeper.runtime import slot_files
 from slotkeeper.runtime.slot_files import PATIENT
 from slotkeeper.scheduler.snapshots import retention

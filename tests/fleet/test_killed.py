@@ -22,7 +22,7 @@ from typing import Final
 import pytest
 
 from fleet.servers import BUCKET
-from slotkeeper.engine.slot_file.slotfile import PartSizes
+from slotkeeper.engine.slotfile import PartSizes
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.store.shared_store import shared as module

@@ -12,7 +12,7 @@ import pytest
 from fleet.servers import BUCKET, CREDENTIALS, versitygw
 from fleet.test_killed import drop_local_copy
 from slotkeeper.engine.child.launch import free_port
-from slotkeeper.engine.slot_file.slotfile import RUN
+from slotkeeper.engine.slotfile import RUN
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.store.shared_store import shared as module
 from slotkeeper.store.shared_store.objects import Objects

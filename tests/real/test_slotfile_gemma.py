@@ -15,7 +15,7 @@ from engine.conftest import serves, wait_until
 from recipes import made
 from slotkeeper.engine.child.launch import find_engine, free_port
 from slotkeeper.engine.child.process import EngineProcess
-from slotkeeper.engine.slot_file.slotfile import SlotFile, keep, patched, read, repair_window
+from slotkeeper.engine.slotfile import SlotFile, keep, patched, read, repair_window
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 

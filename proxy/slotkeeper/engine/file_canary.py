@@ -16,7 +16,7 @@ from typing import Final
 
 from slotkeeper.engine.answers import EngineError, MediaPrompt, NoFilesError, Why
 from slotkeeper.engine.client import EngineClient, Headers
-from slotkeeper.engine.slot_file.slotfile import Damage, SlotFile, read
+from slotkeeper.engine.slotfile import Damage, SlotFile, read
 from slotkeeper.scheduler.slots.engine_model import EngineTraits, keeps_checkpoints
 from slotkeeper.scheduler.types import SlotId, SlotView
 

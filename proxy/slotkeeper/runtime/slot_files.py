@@ -19,7 +19,7 @@ from io import FileIO
 from typing import Any, Final
 
 from slotkeeper.engine.answers import EngineError, EngineGoneError, SaveResult
-from slotkeeper.engine.slot_file.slotfile import Patch, SlotFile, SlotFileRecord, keep, patched, repair_window
+from slotkeeper.engine.slotfile import Patch, SlotFile, SlotFileRecord, keep, patched, repair_window
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.link import EngineLink

@@ -24,7 +24,7 @@ from io import FileIO, RawIOBase
 from pathlib import Path
 from typing import Final, TypeVar
 
-from slotkeeper.engine.slot_file.slotfile import ByteSpan, Piece, Recipe
+from slotkeeper.engine.slotfile import ByteSpan, Piece, Recipe
 from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.store.trouble import HaltedError
 

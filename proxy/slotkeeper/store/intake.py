@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
-from slotkeeper.engine.slot_file.slotfile import ByteSpan, Damage, Recipe, SlotFile, read, tokens_with_images
+from slotkeeper.engine.slotfile import ByteSpan, Damage, Recipe, SlotFile, read, tokens_with_images
 from slotkeeper.scheduler.policies.adapters import namespace_in, set_in
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.store import files

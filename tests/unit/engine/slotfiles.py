@@ -9,7 +9,7 @@ from functools import partial
 from hashlib import shake_128
 from io import BytesIO
 
-from slotkeeper.engine.slot_file.slotfile import (
+from slotkeeper.engine.slotfile import (
     AS_THEY_ARE,
     Damage,
     Division,

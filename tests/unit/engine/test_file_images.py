@@ -9,7 +9,7 @@ from hashlib import sha256
 
 import pytest
 
-from slotkeeper.engine.slot_file.slotfile import Damage, FileImage, HeldTokens, Verdict, tokens_with_images
+from slotkeeper.engine.slotfile import Damage, FileImage, HeldTokens, Verdict, tokens_with_images
 from slotkeeper.scheduler.prompts.tokens import Chunk, Tokens
 from unit.engine.slotfiles import attention, verdict_on, whole_file
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes import IDS_AT, whole
-from slotkeeper.engine.slot_file.slotfile import Damage, SlotFile, Verdict, keep, size_of
+from slotkeeper.engine.slotfile import Damage, SlotFile, Verdict, keep, size_of
 from unit.engine.slotfiles import KINDS, header, slot_file, verdict_on
 
 files = st.sampled_from([slot_file(kind, version) for kind in KINDS for version in (2, 4)])

@@ -8,7 +8,7 @@ from io import BytesIO
 import pytest
 
 from recipes import made, other_last_token, whole
-from slotkeeper.engine.slot_file.slotfile import Patch, keep, patched, repair_window, size_of
+from slotkeeper.engine.slotfile import Patch, keep, patched, repair_window, size_of
 from unit.engine.slotfiles import (
     IDS,
     KINDS,

@@ -8,7 +8,7 @@ from io import BytesIO
 
 import pytest
 
-from slotkeeper.engine.slot_file.slotfile import Damage, SlotFile, Verdict, read
+from slotkeeper.engine.slotfile import Damage, SlotFile, Verdict, read
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from unit.engine.slotfiles import (
     IDS,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.engine.slot_file.slotfile import AS_THEY_ARE, RUN, PartSizes, divided
+from slotkeeper.engine.slotfile import AS_THEY_ARE, RUN, PartSizes, divided
 from unit.engine.slotfiles import WINDOW, division_of, joined, parts_of, picked, slot_file, whole_file
 
 DIVIDED = ("dense", "latent", "swa", "hybrid", "recurrent")

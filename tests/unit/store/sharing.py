@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from slotkeeper.engine.slot_file.slotfile import PartSizes
+from slotkeeper.engine.slotfile import PartSizes
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.store.index import Kept
 from slotkeeper.store.shared_store.objects import Objects

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes import made, whole
-from slotkeeper.engine.slot_file.slotfile import ByteSpan, Piece, Recipe, SlotFile, patched, repair_window
+from slotkeeper.engine.slotfile import ByteSpan, Piece, Recipe, SlotFile, patched, repair_window
 from slotkeeper.runtime.slot_files import Editing
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from slotkeeper.engine.slot_file.slotfile import RUN
+from slotkeeper.engine.slotfile import RUN
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.store.shared_store import shared
 from slotkeeper.store.shared_store.object_names import HeadName, part_at, parts_in

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slotkeeper.engine.slot_file.slotfile import RUN, PartSizes
+from slotkeeper.engine.slotfile import RUN, PartSizes
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.store.index import Kept
 from slotkeeper.store.shared_store import object_names, part_objects

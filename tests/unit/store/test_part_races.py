@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 
 import pytest
 
-from slotkeeper.engine.slot_file.slotfile import RUN
+from slotkeeper.engine.slotfile import RUN
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.store.files import Halt, Lane
 from slotkeeper.store.folders.snapshot_folder import SnapshotFolder

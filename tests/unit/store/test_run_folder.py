@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slotkeeper.engine.slot_file.slotfile import RUN
+from slotkeeper.engine.slotfile import RUN
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.scheduler.types import Tier

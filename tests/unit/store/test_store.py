@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recipes import damaged
-from slotkeeper.engine.slot_file.slotfile import SlotFile
+from slotkeeper.engine.slotfile import SlotFile
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.types import Tier
 from slotkeeper.store.index import snapshot

@@ -19,16 +19,7 @@ from typing import Any, BinaryIO, Final
 
 import orjson
 
-from slotkeeper.engine.slot_file.slotfile import (
-    AS_THEY_ARE,
-    Band,
-    Division,
-    PartSizes,
-    Rows,
-    SlotFile,
-    divided,
-    read,
-)
+from slotkeeper.engine.slotfile import AS_THEY_ARE, Band, Division, PartSizes, Rows, SlotFile, divided, read
 from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.store import files
 from slotkeeper.store.files import Halt

@@ -24,7 +24,7 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
-from slotkeeper.engine.slot_file.slotfile import Recipe
+from slotkeeper.engine.slotfile import Recipe
 from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.scheduler.types import Tier
 from slotkeeper.store import files

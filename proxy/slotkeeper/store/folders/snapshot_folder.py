@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from slotkeeper.engine.child.memory import free_memory
-from slotkeeper.engine.slot_file.slotfile import Damage, read, tokens_with_images
+from slotkeeper.engine.slotfile import Damage, read, tokens_with_images
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.scheduler.snapshots.budgets import FolderRoom

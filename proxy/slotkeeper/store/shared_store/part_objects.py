@@ -32,7 +32,7 @@ from hashlib import sha256
 from io import FileIO
 from typing import Final
 
-from slotkeeper.engine.slot_file.slotfile import PartSizes, Recipe
+from slotkeeper.engine.slotfile import PartSizes, Recipe
 from slotkeeper.store import files
 from slotkeeper.store.files import Halt, Lane
 from slotkeeper.store.folders import joined

@@ -31,7 +31,7 @@ from typing import Any, Final
 
 import orjson
 
-from slotkeeper.engine.slot_file.slotfile import PartSizes
+from slotkeeper.engine.slotfile import PartSizes
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.scheduler.types import Tier
