@@ -25,7 +25,7 @@ from slotkeeper.engine.answers import RestoreResult
 from slotkeeper.engine.child.launch import find_engine, free_port
 from slotkeeper.engine.child.process import EngineProcess
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.runtime.slot_files import WRITERS
+from slotkeeper.runtime.sharing import WRITERS
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.rates import Measured, Rates
 from slotkeeper.scheduler.slots.engine_model import SlotContents, SnapshotId

@@ -18,7 +18,7 @@ from patience import PATIENCE
 from slotkeeper.engine.child.launch import free_port
 from slotkeeper.engine.slotfile import PartSizes
 from slotkeeper.runtime import slot_files
-from slotkeeper.runtime.slot_files import PATIENT
+from slotkeeper.runtime.sharing import PATIENT
 from slotkeeper.scheduler.snapshots import retention
 from slotkeeper.scheduler.types import Tier
 from slotkeeper.store.shared_store import objects

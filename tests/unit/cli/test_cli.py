@@ -33,6 +33,15 @@ NO_SERVER = "http://127.0.0.1:1"  # no server listens at this port
 SERVING = {"aiohttp", "tiktoken", "uvloop", "structlog"}  # slow imports of `serve`
 SETTINGS = {"pydantic", "pydantic_settings"}  # slow imports of the settings
 ASKING = {"httpx", "asyncio"}  # of the commands that ask a sidecar
+EXTRAS = {
+    "redis",
+    "obstore",
+    "cryptography",
+    "opentelemetry",
+    "numpy",
+    "gguf",
+    "xllamacpp",
+}  # of `slotkeeper[...]`
 SHOWING = {"rich"}  # of tables; where click is installed too, httpx loads it for a program of its own
 LOADED = (
     "import sys; sys.modules['click'] = None; from slotkeeper.cli.main import main\n"
@@ -71,6 +80,12 @@ def test_a_command_loads_no_modules_for_what_it_does_not_do(words, unused, monke
     loaded = set(ran.stdout.splitlines()[-1].split())
     assert "slotkeeper.cli.main" in loaded, ran.stderr
     assert unused & loaded == set()
+
+
+def test_the_sidecar_starts_without_any_extra():
+    line = "import sys; import slotkeeper.app; print(*sys.modules.keys())"
+    ran = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
+    assert EXTRAS & set(ran.stdout.split()) == set()
 
 
 # -- help ----------------------------------------------------------------------------------------------
