@@ -1,4 +1,4 @@
-"""What bodies of all APIs have in common: parsing, hashing and layout, and the name that they give.
+"""What bodies of all APIs have in common: reading JSON, hash chains, layouts, and the name that they give.
 
 Functions that read a document are small and total. They follow the engine's own `json_value`: a key that is
 missing, null or of another type has its default.

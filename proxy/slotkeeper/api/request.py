@@ -1,4 +1,4 @@
-"""One generation request, parsed once: prompt, claims on the engine, urgency, and the body that is sent.
+"""One generation request, parsed once or refused: prompt, claims on the engine, urgency, the body to be sent.
 
 Two tasks in one slot change a running answer silently (engine.md T1). So we first read the body as the engine
 will, by the engine's own conversions, and refuse bodies that can be read in two ways.

@@ -1,4 +1,4 @@
-"""Texts of clients' programs: the first words of side requests (a title, a summary), and words around facts.
+"""Texts of clients' programs: first words of side requests (titles, summaries), words around dates and facts.
 
 They were recorded from real clients, or come from the text of their published programs. A text is a side
 request's only if it begins with such words: a user who writes about one is not mistaken for one.

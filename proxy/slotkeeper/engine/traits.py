@@ -1,4 +1,4 @@
-"""The traits of an engine: from its answers (GET /props), flags, model's header and chat template's markers.
+"""Reads the traits of an engine: from GET /props, its flags, its model's header, its chat template's markers.
 
 The format of its slot files needs an experiment, which is in `file_canary`.
 """

@@ -1,4 +1,4 @@
-"""One request that takes a slot, from its body to the end of its answer, and the account of it."""
+"""One request that takes a slot, from its body on: comments while it waits, relay, end, account."""
 
 from __future__ import annotations
 

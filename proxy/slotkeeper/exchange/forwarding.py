@@ -1,4 +1,4 @@
-"""Sends requests to an engine and copies its answers back unchanged, chunk by chunk.
+"""Connections to an engine: sends it requests, and copies the bytes of its answers back unchanged.
 
 llama-server answers a bad key at once and closes the connection with the upload unread. The next write then
 fails, and asyncio and uvloop close a connection at a failed write, although the answer may still be in the

@@ -1,4 +1,4 @@
-"""The states of engines and requests that users see, each with one text.
+"""The states of engines and requests that users see, and what a request waits for: each with one text.
 
 `slotkeeper top`, the dashboard, `/api/state`, `/readyz`, `why`, the log and the metrics use these enums and
 texts. This module is pure.

@@ -1,4 +1,6 @@
-"""Slot files for the scheduler: save, restore, erase, drop. Every step ends in an event, also on errors.
+"""Slot files for the scheduler: saved, edited (what of a file is kept), restored, erased, dropped.
+
+Every step ends in an event, also on errors.
 
 A file that an engine has written is edited before the store keeps it. The edit repairs a sliding window so
 that it can be extended (T4). It leaves out large checkpoints that probably no prompt will need, and always

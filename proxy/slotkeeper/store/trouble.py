@@ -1,4 +1,4 @@
-"""Errors of a folder or shared store and of one snapshot, and the store's health: can it be used now?
+"""Errors of a folder or store and of a snapshot, operations and outcomes for metrics, and the store's health.
 
 The error of a folder has advice for the user. The sidecar continues without snapshots until the trouble is
 over.

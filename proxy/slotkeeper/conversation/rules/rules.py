@@ -1,4 +1,4 @@
-"""The rules: for facts and reminders that move or change, for pruned results, and for what is written anew.
+"""The rules: dates and reminders that move, results that were pruned, tools and calls that are written anew.
 
 A fact (a date, git status) keeps its first value, and a note tells the new one. Its text is changed only if
 nothing but facts in it changed: if a client rewrites its prompt otherwise, the engine computes the prompt

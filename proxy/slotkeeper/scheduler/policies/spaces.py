@@ -1,4 +1,4 @@
-"""Spaces: keep the states of namespaces, and those of sets of LoRA adapters, apart on the way to a slot.
+"""Spaces: a slot's state of one namespace or set of LoRA adapters is never reused for a request of another.
 
 A space is one namespace with one set of adapters (`adapters.space_of`). Namespaces keep a client from seeing
 in its answers what another has computed. Tokens and hash chains contain the space, so no state, file, branch

@@ -1,4 +1,4 @@
-"""Plants: at which places of a prompt checkpoints and files are made while it is computed anyway.
+"""Plants (checkpoints and files made while a prompt is computed anyway): at which places, for which price.
 
 A state that cannot be cut anywhere can be cut at a checkpoint. So we plant one at each boundary that is worth
 it: we prefill the prompt up to there first, and the request continues from that state. No token is computed

@@ -1,4 +1,4 @@
-"""A request once its place is chosen: plants, steps in its slot, the request itself, and all that ends them.
+"""A request once its place is chosen: steps in its slot, the request itself, and all that ends them.
 
 `planting` decides what to plant; this module makes it part of a plan. The ends of idle work's steps arrive
 here too, and what any step has changed in a slot, in the catalog and in what we know of the engine. Requests

@@ -1,4 +1,4 @@
-"""One request from arrival to report: its two forms, its place, and its cost.
+"""One request from arrival to report: as written and as changed by rules, its place, and its cost.
 
 The two forms are the request as its client wrote it, and the same after the rules. The cheaper form is sent.
 The price of a form is what the engine would have to compute for it now, at the place that it would get. On a

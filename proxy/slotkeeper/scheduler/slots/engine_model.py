@@ -1,4 +1,4 @@
-"""What an engine can reuse: facts about its model and flags, and where it has context checkpoints.
+"""What an engine can reuse: its traits as values, its context checkpoints, and the contents of its slots.
 
 The engine does not report its checkpoints, so this module mirrors engine.md section 3, which also has the
 differences between the two builds. A checkpoint at `at` holds the state after the first `at` tokens.

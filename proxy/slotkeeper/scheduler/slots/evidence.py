@@ -1,4 +1,4 @@
-"""Infers an engine's flags from its behaviour (engine.md 3, T7).
+"""Infers an engine's flags from its behaviour: which checkpoints it must have had (engine.md 3, T7).
 
 A wrong inference costs tokens, never an answer. So one observation is enough if only one flag explains it; if
 there is another explanation, a second observation is needed.

@@ -1,4 +1,4 @@
-"""The cold folder: a folder of snapshots that stores what states have in common once.
+"""The cold folder: a folder of snapshots that stores the parts (runs) which states have in common once.
 
 Instead of a slot file `ID.slot` a snapshot has a list `ID.runs` here, and its parts are files in a folder of
 their own, named by their contents. A state is written in this order: the parts that are not there yet, the
