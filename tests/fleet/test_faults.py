@@ -17,7 +17,7 @@ from fleet.test_moving import BUILD, MODEL, uploaded
 from patience import PATIENCE
 from slotkeeper.engine.child.launch import free_port
 from slotkeeper.engine.slotfile import PartSizes
-from slotkeeper.runtime import slot_files
+from slotkeeper.runtime import sharing
 from slotkeeper.runtime.sharing import PATIENT
 from slotkeeper.scheduler.snapshots import retention
 from slotkeeper.scheduler.types import Tier
@@ -107,7 +107,7 @@ async def test_requests_stop_waiting_for_a_slow_store_after_a_few_lookups(
     proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     # All turns must be sent before the sidecar asks again, and before a silent upload counts as failed.
-    monkeypatch.setattr(slot_files, "AGAIN", PATIENCE)
+    monkeypatch.setattr(sharing, "AGAIN", PATIENCE)
     monkeypatch.setattr(objects, "SILENCE", timedelta(seconds=PATIENCE))
     url = f"s3://{BUCKET}/{tmp_path.name}"
     async with AsyncExitStack() as stack:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from patience import PATIENCE
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.runtime import slot_files as module
+from slotkeeper.runtime import sharing as module
 from slotkeeper.runtime.sharing import LONGEST, WRITERS, Sharing, sharing_of
 from slotkeeper.scheduler.events import Event, SnapshotsChanged
 from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory, SnapshotId
