@@ -129,6 +129,5 @@ async def test_a_bug_in_a_rule_does_not_fail_the_request(fake, name):
         assert untouched(fake, raw) is (name == "take")
         counted = {"take": "rewrite", "answered": "explain"}[name]
         value = sidecar.metrics.registry.get_sample_value
-        # The first request is compared with its prompt once that is rendered, maybe only now.
-        assert value("slotkeeper_fallbacks_total", {"reason": counted}) in (1, 2)
+        assert value("slotkeeper_fallbacks_total", {"reason": counted}) == 1
         assert not value("slotkeeper_decisions_total", {"reason": Reason.FAIL_OPEN.value})

@@ -1796,6 +1796,7 @@ class ConversationNotes:
             self.names.answered(self.record.client, taken.received, reply)
         except Exception:
             log.exception("not_named", request_id=self.record.request_id)
+            self.metrics.fallback("explain")
 
     def answered(self, figures: Figures, prompt: Tokens | None, *, planted: int) -> None:
         """Record what the request's own changes have cost. `planted` tokens were computed before that."""
@@ -1807,7 +1808,6 @@ class ConversationNotes:
             )
         except Exception as error:  # noqa: BLE001 - of whatever kind the bug is
             self._failed(error)
-            self.metrics.fallback("explain")
 
     def _failed(self, error: Exception) -> None:
         log.error("explanation_failed", request_id=self.record.request_id, exc_info=error)
