@@ -289,8 +289,6 @@ class Sidecar:
             await _end(runner)
         await self.driver.close()
         self._aside.close()
-        if self._upstream is not None:
-            await self._upstream.close()
         for sink in (self._recorder, self._spans):
             if sink is not None:
                 await sink.close()

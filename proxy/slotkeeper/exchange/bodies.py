@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from io import BytesIO
 from types import TracebackType
@@ -34,6 +35,7 @@ BLOCK: Final = 256 * 1024  # bytes by which a buffer grows
 CROWDED_SECONDS: Final = 5.0  # without a byte read, while other requests wait for a slot
 LOOK_SECONDS: Final = 0.5  # between two looks at a client that does not read
 FRAMING: Final = 32  # bytes around a chunk, at most
+MAX_PUT_BYTES: Final = CHUNK // 4  # that an empty buffer takes in any case
 
 log = get_logger(__name__)
 
@@ -169,6 +171,21 @@ class Outlet(Loan):
     _looking: asyncio.Handle | None = None  # the next look at a client that must read
     left: int = 0  # bytes that were unread after the last write
     _read_at: float = field(default_factory=time.monotonic)  # when the client was last seen to have read
+
+    def put(self, data: bytes) -> bool:
+        """Write `data` now, without a task in between, if it is short and the client has read all before it.
+
+        Else this returns False, and nothing is written. Raises as `write` does.
+        """
+        if len(data) > MAX_PUT_BYTES or self._unread():
+            return False
+        with suppress(StopIteration):  # a write that waits for nothing ends at its first step
+            self.response.write(data).send(None)
+            raise AssertionError("a write into an empty buffer waits for nothing")
+        self.left = self._unread()
+        if self.left:
+            self._read_at = time.monotonic()
+        return True
 
     async def write(self, data: bytes) -> None:
         """Write `data` as soon as the buffer has room. Raises GONE errors, including Stalled."""

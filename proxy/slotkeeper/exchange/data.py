@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import unquote
 
-from aiohttp import ClientResponse, HttpVersion11, web
+from aiohttp import HttpVersion11, web
 
 from slotkeeper.api import errors
 from slotkeeper.api import head as names
@@ -24,6 +24,7 @@ from slotkeeper.exchange.exchange import Exchange, Gate, Inbound
 from slotkeeper.exchange.forwarding import (
     GONE,
     IN_A_CIRCLE,
+    EngineAnswer,
     UpstreamAnswer,
     abort,
     answering,
@@ -271,7 +272,7 @@ class DataPort:
             answer = replace(answer, body=lookup.answer(answer.body))
         return answer.response(inbound.id)
 
-    async def _sent(self, inbound: Inbound, link: EngineLink, path: str | None = None) -> ClientResponse:
+    async def _sent(self, inbound: Inbound, link: EngineLink, path: str | None = None) -> EngineAnswer:
         """Send a request without a slot. Raises UpstreamFault."""
         ids = self._gate.door.stream_ids(inbound.request, let_in=False)
         try:
@@ -295,7 +296,7 @@ class DataPort:
             try:
                 with Outlet(self._gate.ahead, request, response) as out:
                     async with answering(link):
-                        await copy(answer, out.write, last.read if path else lambda _: None)
+                        await copy(answer, out.put, out.write, last.read if path else lambda _: None)
                     if path and flows(answer) and answer.status < 400 and not last.ends:
                         raise UpstreamFault("the resumed stream ends without its last event")  # noqa: TRY301
                     await out.end()

@@ -12,7 +12,6 @@ from functools import partial
 from secrets import token_hex
 from typing import TYPE_CHECKING, Final, Self
 
-import aiohttp
 import orjson
 from aiohttp import web
 
@@ -59,6 +58,7 @@ from slotkeeper.exchange.credentials import ANYONE, Door, KeyCheck, Refusal
 from slotkeeper.exchange.forwarding import (
     EVENT_STREAM,
     GONE,
+    EngineAnswer,
     NotSent,
     Upstream,
     abort,
@@ -488,7 +488,7 @@ class Exchange:
         driver = self._gate.driver
         driver.post(Started(at=driver.now(), request=request, before_prefill=early))
 
-    async def _sent(self, forward: Forward, link: EngineLink, body: bytes) -> aiohttp.ClientResponse:
+    async def _sent(self, forward: Forward, link: EngineLink, body: bytes) -> EngineAnswer:
         """Send the request. Raises UpstreamFault, which counts as a failure of the engine."""
         try:
             async with answering(link):
@@ -604,7 +604,7 @@ class Waiting:
         self.stop()
         return passing
 
-    async def accept(self, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+    async def accept(self, answer: EngineAnswer) -> web.StreamResponse:
         """Send the engine's head with our labels. After our own head, write late labels as a comment."""
         labels = self.labels()
         if self.opened is None:
@@ -622,7 +622,7 @@ class Waiting:
             await self.opened.write(comment(*late))
         return self.opened
 
-    def whole(self, answer: aiohttp.ClientResponse, made: WholeAnswer) -> web.Response:
+    def whole(self, answer: EngineAnswer, made: WholeAnswer) -> web.Response:
         """Return an answer that was made from the engine's stream, with the engine's head and our labels."""
         headers = prepared(answer, self.request_id).headers
         for name in ("Content-Type", "X-Accel-Buffering"):  # those of a stream
@@ -747,7 +747,7 @@ class CellsGate:
         self.lacked = True
         self.driver.post(Exceeded(at=self.driver.now(), request=self.request, again=again))
 
-    async def whole(self, answer: aiohttp.ClientResponse) -> bytes:
+    async def whole(self, answer: EngineAnswer) -> bytes:
         """Read a short answer of 500 that is no stream, and check it; read nothing of any other answer.
 
         Returns the bytes read. Raises OutOfCells, UpstreamFault.
@@ -831,7 +831,7 @@ class Relay:
     link: EngineLink
     form: AnswerForm
     sent_at: float  # seconds on the driver's clock
-    answer: aiohttp.ClientResponse
+    answer: EngineAnswer
     streams: bool  # events may be added to the answer, and removed
     comments: bool  # we may write comments between the engine's events
 
@@ -851,7 +851,7 @@ class Relay:
         crowded = self.driver.placement.has_waiting
         with Outlet(self.ahead, self.inbound.request, response, crowded=crowded) as out:
             try:
-                await self._copied(out.write, waiting.ends_with, read=body)
+                await self._copied(out.put, out.write, waiting.ends_with, read=body)
             except UpstreamFault as fault:
                 waiting.stop()
                 self.link.kick()
@@ -883,14 +883,16 @@ class Relay:
 
     async def _copied(
         self,
+        put: Callable[[bytes], bool],
         write: Callable[[bytes], Awaitable[None]],
         written: Callable[[bytes], bytes],
         *,
         read: bytes = b"",
     ) -> None:
-        """Copy the answer without its progress events. Raises UpstreamFault.
+        """Copy the answer without its progress events, by `put` and `write` as `copy` does.
 
-        Before `write` gets bytes, `written` gets them and returns those to write. `read`: bytes read before.
+        `written` gets the bytes first, and returns those to write. `read`: bytes read before. Raises
+        UpstreamFault.
         """
         listener, cells = self.account.listener, self.cells
         progress = self.form.progress if self.streams else None
@@ -908,7 +910,7 @@ class Relay:
             listener.read(chunk)
 
         async with answering(self.link):
-            await copy(self.answer, write, seen, steps, read=read)
+            await copy(self.answer, put, write, seen, steps, read=read)
         self.waiting.stop()
         self._check_whole()  # first: a request without a byte of its answer can be sent again
         if self.streams:
@@ -920,11 +922,15 @@ class Relay:
         Raises UpstreamFault, NotAssembled.
         """
 
-        async def take(chunk: bytes) -> None:
+        def put(chunk: bytes) -> bool:
+            assembler.feed(chunk)
+            return True
+
+        async def write(chunk: bytes) -> None:
             assembler.feed(chunk)
 
         try:
-            await self._copied(take, bytes)
+            await self._copied(put, write, bytes)
         except UpstreamFault:
             self.link.kick()
             raise
@@ -1619,10 +1625,10 @@ class Listener:
     _reader: AnswerReader | None = None
     _times: TokenTimes = field(default_factory=TokenTimes)
 
-    def begin(self, answer: aiohttp.ClientResponse) -> None:
+    def begin(self, answer: EngineAnswer) -> None:
         """Start to read an answer. A compressed answer is not read."""
         if "Content-Encoding" not in answer.headers:
-            streamed = answer.content_type == "text/event-stream"
+            streamed = answer.content_type == EVENT_STREAM
             self._reader = AnswerReader(self.api, stream=streamed, status=answer.status)
 
     @property
@@ -1648,7 +1654,7 @@ class Listener:
             work.progress, work.progress_at = progress.latest, self.now()
         return left
 
-    def broke_off(self, answer: aiohttp.ClientResponse) -> bool:
+    def broke_off(self, answer: EngineAnswer) -> bool:
         """Whether the answer ended without its end; False for an answer that is not read."""
         delimited = "Content-Length" in answer.headers or "Transfer-Encoding" in answer.headers
         try:

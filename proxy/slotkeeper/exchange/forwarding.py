@@ -1,8 +1,7 @@
 """Connections to an engine: sends it requests, and copies the bytes of its answers back unchanged.
 
-llama-server answers a bad key at once and closes the connection with the upload unread. The next write then
-fails, and asyncio and uvloop close a connection at a failed write, although the answer may still be in the
-socket. So we read the answer before we close the connection.
+The engine is trusted, and what it streams comes by the event, so this side reads HTTP/1.1 itself: bytes go
+from the engine's socket to the client's without a task in between, as long as the client takes them.
 """
 
 from __future__ import annotations
@@ -11,17 +10,22 @@ import asyncio
 import os
 import re
 import socket
+import ssl
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from base64 import b64encode
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from io import BytesIO
-from typing import Any, Final
+from functools import lru_cache
+from ipaddress import ip_address
+from types import TracebackType
+from typing import Any, Final, Self
+from urllib.parse import unquote, urlsplit
 
-import aiohttp
-from aiohttp import web
+from aiohappyeyeballs import start_connection
+from aiohttp import ClientConnectionResetError, web
+from httptools import HttpParserError, HttpResponseParser
 from multidict import CIMultiDict
-from yarl import URL
 
 from slotkeeper.api import head as names
 from slotkeeper.api.errors import ClientFault, UpstreamFault
@@ -30,63 +34,292 @@ from slotkeeper.engine.answers import NO_DESCRIPTOR, EngineFrozenError, Health
 from slotkeeper.engine.client import LOOP_STATUS, EngineAddress
 from slotkeeper.runtime.link import EngineLink
 
-PIECE: Final = 64 * 1024
+CHUNK: Final = 64 * 1024
+READ_AHEAD: Final = 2 * CHUNK  # bytes of an answer that wait for a slow client; then the engine has to wait
+MAX_HEAD_BYTES: Final = 256 * 1024  # of an answer
+WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})  # methods that need no Content-Length
+EVENT_STREAM: Final = "text/event-stream"
 
 
-class Connector(aiohttp.TCPConnector):
-    """Makes connections that deliver all received bytes before they report that they are lost."""
+Address = tuple[int, int, int, str, tuple[Any, ...]]  # as `getaddrinfo` returns it
+
+
+class BrokenOff(Exception):  # noqa: N818 - a fact about the engine; our error for it is UpstreamFault
+    """The engine closed the connection, or sent what is not HTTP, before the end of its answer."""
+
+
+class EngineAnswer(asyncio.Protocol):
+    """The answer to one request, which has a connection of its own.
+
+    llama-server answers a bad key at once and closes the connection with the upload unread. The next write
+    then fails, and asyncio and uvloop close a connection at a failed write, although the answer may still be
+    in the socket. So the socket is read to its end when a connection is lost.
+    """
+
+    status = 0  # until the head has arrived
+    reason = ""
+
+    def __init__(self, *, bodiless: bool = False) -> None:
+        """`bodiless`: the answer has a head only, whatever its Content-Length says."""
+        self.headers: CIMultiDict[str] = CIMultiDict()
+        self._bodiless = bodiless
+        self._parser = HttpResponseParser(self)
+        # As aiohttp reads answers, and browsers: servers behind a gateway write all of these.
+        self._parser.set_dangerous_leniencies(
+            lenient_headers=True, lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True
+        )
+        self._transport: asyncio.Transport | None = None
+        self._head_bytes = 0
+        self._has_head = self._ended = False
+        self._delimited = True  # the body's length is known from the head, or it has chunks
+        self._error: BaseException | None = None
+        self._chunks: list[bytes] = []  # of the body, not taken yet
+        self._kept = 0  # their bytes, while reading is paused or may be
+        self._reading = self._writing = True  # neither is paused
+        self._taker: Callable[[bytes], bool] | None = None  # gets the bytes as they arrive
+        self._refused = False  # the last bytes did not fit the taker
+        self._news: asyncio.Future[None] | None = None  # something has changed
+
+    # -- the head ------------------------------------------------------------------------------------
 
     @property
-    def force_close(self) -> bool:
-        """Keep aiohttp from adding a Connection header, for which there may be no room: `_name_hop` adds it.
+    def content_type(self) -> str:
+        """The media type without parameters, in lower case; empty if the answer names none."""
+        return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
-        The connections are closed after one request all the same.
+    @property
+    def content_length(self) -> int | None:
+        length = self.headers.get("Content-Length", "")
+        return int(length) if length.isdecimal() else None
+
+    async def ask(self, head: bytes, pieces: Iterator[bytes]) -> None:
+        """Send a request and wait for the head of its answer, which may come before all is sent.
+
+        Raises BrokenOff.
         """
+        if self._transport is None:
+            raise AssertionError("only a connection that is there can be asked")
+        self._transport.write(head + next(pieces, b""))
+        for piece in pieces:
+            await asyncio.sleep(0)  # others are served between two pieces
+            while not (self._writing or self._has_head or self._error):
+                await self._changed()
+            if self._has_head or self._error:
+                break
+            self._transport.write(piece)
+        while not self._has_head:
+            self._check()
+            await self._changed()
+
+    # -- the body ------------------------------------------------------------------------------------
+
+    async def read(self) -> bytes:
+        """Return the bytes that have arrived, or the next ones; empty at the end. Raises BrokenOff."""
+        while not (self._chunks or self._ended):
+            self._check()
+            await self._changed()
+        return self._arrived()
+
+    async def deliver(self, take: Callable[[bytes], bool]) -> bool:
+        """Give `take` all bytes as they arrive, until it returns False; return whether the body has ended.
+
+        Raises BrokenOff, and what `take` raises.
+        """
+        self._refused = False
+        if self._chunks:
+            self._refused = not take(self._arrived())
+        self._taker = take
+        try:
+            while not (self._refused or self._ended):
+                self._check()
+                await self._changed()
+        finally:
+            self._taker = None
+        if self._refused:
+            return False
+        self._check()
+        return True
+
+    def _arrived(self) -> bytes:
+        chunks, self._chunks, self._kept = self._chunks, [], 0
+        if not self._reading and self._transport is not None:
+            self._reading = True
+            self._transport.resume_reading()
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    async def _changed(self) -> None:
+        self._news = asyncio.get_running_loop().create_future()
+        await self._news
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection, by which the engine learns that nobody waits for its answer any more."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- the connection ------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]  # of a socket
+
+    def data_received(self, data: bytes) -> None:
+        if self._ended or self._error:
+            return
+        self._parse(data)
+        if self._taker is None:
+            if self._kept > READ_AHEAD and self._reading and self._transport is not None:
+                self._reading = False
+                self._transport.pause_reading()
+            self._wake()
+            return
+        if self._chunks:
+            self._hand_over(self._taker)
+        if self._ended or self._taker is None:
+            self._wake()
+
+    def _parse(self, data: bytes) -> None:
+        self._head_bytes += 0 if self._has_head else len(data)
+        try:
+            self._parser.feed_data(data)
+        except HttpParserError:
+            if not self._ended:  # what follows the end does not matter
+                self._fail(BrokenOff("the engine sent what is not HTTP"))
+        if not self._has_head and self._head_bytes > MAX_HEAD_BYTES:
+            self._fail(BrokenOff("the head of the engine's answer has no end"))
+
+    def _hand_over(self, take: Callable[[bytes], bool]) -> None:
+        try:
+            self._refused = not take(self._arrived())
+        except Exception as error:  # noqa: BLE001 - `deliver` raises it
+            self._fail(error)
+        if self._refused or self._error:
+            self._taker = None
+
+    def eof_received(self) -> bool:
         return False
 
-    async def connect(self, *args: Any, **kwargs: Any) -> aiohttp.connector.Connection:
-        connection = await super().connect(*args, **kwargs)
-        transport, handler = connection.transport, connection.protocol
-        if transport is not None and handler is not None and not transport.get_extra_info("sslcontext"):
-            transport.set_protocol(_ToTheEnd(handler, transport))
-        return connection
-
-
-class _ToTheEnd(asyncio.Protocol):
-    """A protocol between a transport and its original protocol, which reads the socket to its end."""
-
-    def __init__(self, handler: asyncio.Protocol, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self.data_received = handler.data_received  # type: ignore[method-assign]  # called for every chunk
-        self.eof_received = handler.eof_received  # type: ignore[method-assign]
-        self.pause_writing = handler.pause_writing  # type: ignore[method-assign]
-        self.resume_writing = handler.resume_writing  # type: ignore[method-assign]
-        self._lost = handler.connection_lost
-
     def connection_lost(self, exc: Exception | None) -> None:
-        if exc is not None and (left := _unread(self._transport)):
+        if exc is not None and self._transport and (left := _unread(self._transport)):
             self.data_received(left)
-        self._lost(exc)
+        if self._has_head and not self._delimited and exc is None and self._error is None:
+            self._ended = True  # such a body ends with its connection
+        elif not self._ended:
+            self._fail(BrokenOff("the engine closed the connection"))
+        self._wake()
+
+    def pause_writing(self) -> None:
+        self._writing = False
+
+    def resume_writing(self) -> None:
+        self._writing = True
+        self._wake()
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self.close()
+        self._wake()
+
+    # -- what the parser calls -----------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if not self._has_head:  # an answer of 100 may come first
+            self.reason = ""
+            self.headers.clear()
+
+    def on_status(self, text: bytes) -> None:
+        if not self._has_head:
+            self.reason += _text(text)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._has_head:  # else a trailer
+            self.headers.add(_text(name), _text(value.strip(b" \t")))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if self._has_head or status < 200:
+            return
+        self.status, self._has_head, self._ended = status, True, self._bodiless
+        self._delimited = "Content-Length" in self.headers or "Transfer-Encoding" in self.headers
+
+    def on_body(self, data: bytes) -> None:
+        if not self._ended:
+            self._chunks.append(data)
+            self._kept += len(data)
+
+    def on_message_complete(self) -> None:
+        self._ended = self._has_head
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")
 
 
 def _unread(transport: asyncio.Transport) -> bytes:
     """Read what the socket has received: it is non-blocking, and closed only after `connection_lost`."""
-    pieces = []
+    pieces: list[bytes] = []
+    if transport.get_extra_info("sslcontext"):
+        return b""
     with suppress(OSError):
         plug = transport.get_extra_info("socket").fileno()
-        while piece := os.read(plug, PIECE):
+        while piece := os.read(plug, CHUNK):
             pieces.append(piece)
     return b"".join(pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A server, by the base URL that the user gave."""
+
+    host: str
+    port: int
+    tls: bool
+    named: str  # in the Host header
+    path: str  # with which all its paths begin
+    auth: str | None  # of a URL with user and password
+
+    @classmethod
+    @lru_cache(maxsize=64)
+    def of(cls, base: str) -> Self:
+        parts = urlsplit(base)
+        host, tls = parts.hostname or "", parts.scheme == "https"
+        bracketed = f"[{host}]" if ":" in host else host
+        named = bracketed if parts.port in {None, 443 if tls else 80} else f"{bracketed}:{parts.port}"
+        auth = None
+        if parts.username is not None:
+            pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            auth = f"Basic {b64encode(pair.encode()).decode()}"
+        return cls(host, parts.port or (443 if tls else 80), tls, named, parts.path, auth)
+
+    @property
+    def is_address(self) -> bool:
+        with suppress(ValueError):
+            return bool(ip_address(self.host.partition("%")[0]))
+        return False
 
 
 # -- requests and answers --------------------------------------------------------------------------------
 
 CONNECT_SECONDS: Final = 5.0
 RETRY_AFTER: Final = 2  # seconds: a llama-server that is starting or restarting
-NO_LIMIT: Final = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
-CHUNK: Final = 64 * 1024
+ADDRESS_SECONDS: Final = 60.0  # for which the addresses of a host name are remembered
+NEXT_ADDRESS_SECONDS: Final = 0.25  # after which the next address of a host name is tried as well (RFC 8305)
 CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-# Our own headers are not forwarded. aiohttp frames the body itself.
+# Our own headers are not forwarded, and a body is framed anew.
 NOT_SENT: Final = (
     "host",
     "content-length",
@@ -98,7 +331,7 @@ NOT_SENT: Final = (
     names.MAX_WAIT,
 )
 MOST_HEADERS: Final = 100  # that llama-server takes in one request (CPPHTTPLIB_HEADER_MAX_COUNT)
-ALWAYS_SENT: Final = 1  # Host, which aiohttp adds
+ALWAYS_SENT: Final = 1  # Host
 OF_HOP: Final = (names.HOPS, "Connection")  # added to each request, if there is room
 # Our own headers that are left out first if the client sends nearly as many as the engine takes.
 LESS_NEEDED: Final = (
@@ -108,9 +341,7 @@ LESS_NEEDED: Final = (
     names.TRACE_PARENT,
     names.REQUEST_ID,
 )
-GONE: Final = (ConnectionResetError, aiohttp.ClientConnectionResetError, BrokenPipeError)
-BROKEN: Final = (aiohttp.ClientError, TimeoutError, OSError)
-EVENT_STREAM: Final = "text/event-stream"
+GONE: Final = (ConnectionResetError, ClientConnectionResetError, BrokenPipeError)
 RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close with RST
 
 
@@ -139,18 +370,8 @@ class Upstream:
         """
         self.name = name
         self._auth = auth
-        self._session = aiohttp.ClientSession(
-            auto_decompress=False,
-            connector=Connector(limit=0, force_close=True, ttl_dns_cache=60),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-            read_bufsize=CHUNK,
-            max_line_size=CHUNK,
-            max_field_size=CHUNK,
-        )
-
-    async def close(self) -> None:
-        await self._session.close()
+        self._addresses: dict[tuple[str, int], tuple[float, list[Address]]] = {}
+        self._tls: ssl.SSLContext | None = None
 
     def outgoing(
         self,
@@ -198,7 +419,7 @@ class Upstream:
         held: bool = True,
         stream_ids: Iterable[str] = (),
         path: str | None = None,
-    ) -> aiohttp.ClientResponse:
+    ) -> EngineAnswer:
         """Forward a request. Raises UpstreamFault if the engine cannot be reached or closes the connection.
 
         `trace_parent` names our own span; without it the client's header is forwarded. `held`: a router must
@@ -206,66 +427,111 @@ class Upstream:
         takes the place of the client's.
         """
         wanted = target(request) if path is None else path
-        url = URL(address.base + address.passed_on(wanted, held=held), encoded=True)
         headers = self.outgoing(request, body, request_id, trace_parent=trace_parent, stream_ids=stream_ids)
-        return await self._sent(address.base, url, headers, method=request.method, body=body)
+        passed = address.passed_on(wanted, held=held)
+        return await self._sent(address.base, passed, headers, method=request.method, body=body)
 
     async def post(
         self, base: str, path: str, body: bytes, request: web.BaseRequest, request_id: str
-    ) -> aiohttp.ClientResponse:
+    ) -> EngineAnswer:
         """Send `body` with the headers of `request`, in its place. Raises as `send` does."""
         headers = self.outgoing(request, body, request_id)
-        return await self._sent(base, URL(base + path, encoded=True), headers, method="POST", body=body)
+        return await self._sent(base, path, headers, method="POST", body=body)
 
     async def look(
         self, base: str, path: str, headers: CIMultiDict[str], *, seconds: float
-    ) -> aiohttp.ClientResponse:
+    ) -> UpstreamAnswer:
         """Send a GET with only these headers, for at most `seconds`. Raises as `send` does."""
-        limit = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
-        return await self._sent(base, URL(base + path, encoded=True), headers, limit=limit)
+        try:
+            async with asyncio.timeout(seconds), await self._sent(base, path, headers) as answer:
+                return await UpstreamAnswer.of(answer)
+        except TimeoutError as error:
+            raise UpstreamFault(f"the engine at {base} did not answer within {seconds:g} s") from error
 
     async def _sent(
         self,
         base: str,
-        url: URL,
+        path: str,
         headers: CIMultiDict[str],
         *,
         method: str = "GET",
         body: bytes | None = None,
-        limit: aiohttp.ClientTimeout = NO_LIMIT,
-    ) -> aiohttp.ClientResponse:
+    ) -> EngineAnswer:
         _name_hop(headers, self.name)
-        # A large body is a stream, so that its upload does not block the event loop. And aiohttp pauses
-        # between two pieces: so a connection that a write has broken is read to its end before the next write
-        # fails (`Connector`).
-        data = BytesIO(body) if body and len(body) > CHUNK else body or None
+        origin = Origin.of(base)
+        if not body and method not in WITHOUT_BODY:
+            headers["Content-Length"] = "0"
+        if origin.auth is not None:
+            headers.setdefault("Authorization", origin.auth)
+        head = _head(method, origin.path + path, origin.named, headers)
+        answer = EngineAnswer(bodiless=method == "HEAD")
         try:
-            return await self._session.request(
-                method,
-                url,
-                headers=headers,
-                data=data,
-                allow_redirects=False,
-                timeout=limit,
-            )
-        except aiohttp.ClientConnectorError as error:
-            raise NotSent(_why_not(base, error), status=503, retry_after=RETRY_AFTER) from error
-        except aiohttp.ConnectionTimeoutError as error:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await self._connect(origin, answer)
+        except TimeoutError as error:
             raise NotSent(
                 f"the engine at {base} did not accept a connection within {CONNECT_SECONDS:g} s; "
                 "is its machine there, and its process running?",
                 status=504,
                 retry_after=RETRY_AFTER,
             ) from error
-        except BROKEN as error:
+        except (OSError, UnicodeError) as error:  # the latter for a name that no host can have
+            raise NotSent(_why_not(base, error), status=503, retry_after=RETRY_AFTER) from error
+        try:
+            await answer.ask(head, _pieces(body or b""))
+        except BrokenOff as error:
             raise UpstreamFault(
                 f"the engine at {base} closed the connection without an answer", retry_after=RETRY_AFTER
             ) from error
+        except BaseException:
+            answer.close()
+            raise
+        return answer
+
+    async def _connect(self, origin: Origin, answer: EngineAnswer) -> None:
+        """Connect `answer` to the server. Raises OSError."""
+        loop, tls = asyncio.get_running_loop(), None
+        if origin.tls:
+            tls = self._tls = self._tls or ssl.create_default_context()
+        name = origin.host if tls else None
+        found = [] if origin.is_address else await self._resolved(origin)
+        if len(found) > 1:
+            plug = await start_connection(found, happy_eyeballs_delay=NEXT_ADDRESS_SECONDS, interleave=1)
+            await loop.create_connection(lambda: answer, sock=plug, ssl=tls, server_hostname=name)
+            return
+        host, port = found[0][4][:2] if found else (origin.host, origin.port)
+        await loop.create_connection(lambda: answer, host, port, ssl=tls, server_hostname=name)
+
+    async def _resolved(self, origin: Origin) -> list[Address]:
+        """Return the addresses of a host name. Raises OSError."""
+        loop, key = asyncio.get_running_loop(), (origin.host, origin.port)
+        until, found = self._addresses.get(key, (0.0, []))
+        if loop.time() >= until:
+            found = list(await loop.getaddrinfo(*key, type=socket.SOCK_STREAM))
+            self._addresses[key] = loop.time() + ADDRESS_SECONDS, found
+        return found
 
 
-def _why_not(base: str, error: OSError) -> str:
+def _head(method: str, path: str, host: str, headers: Mapping[str, str]) -> bytes:
+    """Return the bytes of a request's head. Raises ClientFault for a value that would be more than one."""
+    target = path.partition("#")[0]
+    lines = [f"{method} {target} HTTP/1.1", f"Host: {host}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    text = "\n".join(lines)
+    if text.count("\n") >= len(lines) or "\r" in text or "\0" in text:
+        raise ClientFault("a header of this request has a line break, or a zero byte, within its value")
+    return (text.replace("\n", "\r\n") + "\r\n\r\n").encode("utf-8", "surrogateescape")
+
+
+def _pieces(body: bytes) -> Iterator[bytes]:
+    """Divide a body: the upload of a large one must not block the event loop."""
+    view = memoryview(body)
+    return (bytes(view[start : start + CHUNK]) for start in range(0, len(body), CHUNK))
+
+
+def _why_not(base: str, error: Exception) -> str:
     """Return a sentence that says why there is no connection to an engine."""
-    if error.errno in NO_DESCRIPTOR:
+    if isinstance(error, OSError) and error.errno in NO_DESCRIPTOR:
         return (
             f"no file descriptor is left for a connection to the engine at {base}; "
             "let Slotkeeper have more open files (ulimit -n)"
@@ -337,10 +603,10 @@ def _name_hop(headers: CIMultiDict[str], name: str) -> None:
         headers["Connection"] = ", ".join(["close", *(names.HOP_PREFIX + hop for hop in hops)])
 
 
-def prepared(answer: aiohttp.ClientResponse, request_id: str) -> web.StreamResponse:
+def prepared(answer: EngineAnswer, request_id: str) -> web.StreamResponse:
     """Return the head for the client: the engine's, without hop-by-hop headers.
 
-    Raises UpstreamFault for a control character: aiohttp accepts some that it must not write.
+    Raises UpstreamFault for a control character: the parser accepts some that must not be written.
     """
     response = web.StreamResponse(status=answer.status, reason=answer.reason)
     for name, value in forwardable(answer.headers.items()):
@@ -351,36 +617,54 @@ def prepared(answer: aiohttp.ClientResponse, request_id: str) -> web.StreamRespo
     return response
 
 
-def flows(answer: aiohttp.ClientResponse) -> bool:
+def flows(answer: EngineAnswer) -> bool:
     """Whether events may be added to and removed from this answer: uncompressed SSE without a length."""
     plain = "Content-Encoding" not in answer.headers and "Content-Length" not in answer.headers
     return plain and answer.content_type == EVENT_STREAM
 
 
 async def copy(
-    answer: aiohttp.ClientResponse,
+    answer: EngineAnswer,
+    put: Callable[[bytes], bool],
     write: Callable[[bytes], Awaitable[None]],
     seen: Callable[[bytes], None],
     through: Sequence[Callable[[bytes], bytes]] = (),
     *,
     read: bytes = b"",
 ) -> None:
-    """Copy every chunk: `write` gets what the functions of `through` leave of it, then `seen` all of it.
+    """Copy every chunk: the client gets what the functions of `through` leave of it, then `seen` all of it.
 
-    `read` are bytes of the answer that were read before. Raises UpstreamFault if the engine breaks off, and
-    GONE errors if the client does.
+    `put` writes bytes at once, or returns False, and then `write` waits until the client takes them. `read`
+    are bytes of the answer that were read before. Raises UpstreamFault if the engine breaks off, and GONE
+    errors if the client does.
     """
-    while chunk := read or await _next(answer):
-        passing = chunk
+    chunk = passing = b""
+
+    def take(arrived: bytes) -> bool:
+        nonlocal chunk, passing
+        chunk = passing = arrived
         for step in through:
             passing = step(passing)
-        if passing:
+        if passing and not put(passing):
+            return False
+        seen(arrived)
+        return True
+
+    ended = False
+    try:
+        if read and not take(read):
             await write(passing)
-        seen(chunk)
-        read = b""
+            seen(chunk)
+        while not ended:
+            ended = await answer.deliver(take)
+            if not ended:
+                await write(passing)
+                seen(chunk)
+    except BrokenOff as error:
+        raise _broken_off() from error
 
 
-async def whole(answer: aiohttp.ClientResponse, seen: Callable[[bytes], None]) -> bytes:
+async def whole(answer: EngineAnswer, seen: Callable[[bytes], None]) -> bytes:
     """Read a whole answer that is not copied. Raises UpstreamFault if the engine breaks off."""
     chunks = []
     while chunk := await _next(answer):
@@ -399,7 +683,7 @@ class UpstreamAnswer:
     body: bytes
 
     @classmethod
-    async def of(cls, answer: aiohttp.ClientResponse) -> UpstreamAnswer:
+    async def of(cls, answer: EngineAnswer) -> UpstreamAnswer:
         """Read an answer. Raises UpstreamFault if the engine breaks off."""
         body = await whole(answer, lambda _: None)
         kept = tuple(forwardable(answer.headers.items(), drop=("Content-Length",)))
@@ -415,12 +699,16 @@ class UpstreamAnswer:
         return response
 
 
-async def _next(answer: aiohttp.ClientResponse) -> bytes:
+async def _next(answer: EngineAnswer) -> bytes:
     """Return the next bytes as they arrive; empty at the end. Raises UpstreamFault."""
     try:
-        return await answer.content.readany()
-    except BROKEN as error:
-        raise UpstreamFault("the engine broke off in the middle of its answer") from error
+        return await answer.read()
+    except BrokenOff as error:
+        raise _broken_off() from error
+
+
+def _broken_off() -> UpstreamFault:
+    return UpstreamFault("the engine broke off in the middle of its answer")
 
 
 def abort(request: web.BaseRequest) -> None:

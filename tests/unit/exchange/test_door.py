@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
@@ -15,6 +15,7 @@ from slotkeeper.engine.answers import Health
 from slotkeeper.engine.client import EngineAddress, Pulse
 from slotkeeper.exchange import credentials as door_module
 from slotkeeper.exchange.credentials import LASTS, REFUSAL_LASTS, Caller, Door, KeyCheck, Refusal, key_in
+from slotkeeper.exchange.forwarding import UpstreamAnswer
 from slotkeeper.exchange.keys import OwnKeys
 from slotkeeper.scheduler.types import EngineId
 
@@ -23,26 +24,9 @@ CAME = 5.0
 GOOD, BAD = {"Authorization": "Bearer good"}, {"Authorization": "Bearer bad"}
 
 
-class Answer:
-    """An answer of an engine with one key to GET /props; it needs none if `key` is None."""
-
-    def __init__(self, status: int) -> None:
-        self.status, self.reason, self.headers = (
-            status,
-            "Said",
-            {"Server": "llama.cpp", "Content-Length": "2"},
-        )
-        self.content = self
-        self._pieces = [b"no", b""]
-
-    async def readany(self) -> bytes:
-        return self._pieces.pop(0)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        pass
+def said(status: int) -> UpstreamAnswer:
+    """Return an answer of an engine to GET /props."""
+    return UpstreamAnswer(status, "Said", (("Server", "llama.cpp"),), b"no")
 
 
 class Engine:
@@ -64,14 +48,14 @@ class Engine:
         assert (body, request_id) == (None, "")
         return request.headers
 
-    async def look(self, base: str, path: str, headers: Any, *, seconds: float) -> Answer:
+    async def look(self, base: str, path: str, headers: Any, *, seconds: float) -> UpstreamAnswer:
         assert (base, path) == (ENGINE, "/running" if self.health is Health.SWAPPER else "/props")
         assert seconds > 0
         self.asked += 1
         if self.status < 0:
             raise UpstreamFault("gone")
         fits = self.key is None or key_in(headers) in self.key.removeprefix("Bearer ").split(",")
-        return Answer(self.status or (200 if fits else 401))
+        return said(self.status or (200 if fits else 401))
 
     async def awake(self, since: float) -> None:
         assert since == CAME

@@ -6,17 +6,15 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from io import BytesIO
 
-import aiohttp
 import pytest
 import uvloop
 
 from patience import PATIENCE
-from slotkeeper.exchange.forwarding import PIECE, RESET, Connector
+from slotkeeper.exchange.forwarding import CHUNK, RESET, BrokenOff, EngineAnswer
 
 REFUSAL = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 7\r\n\r\nno key\n"
-LARGE = b"x" * (16 * PIECE)
+HEAD = b"POST / HTTP/1.1\r\nHost: engine\r\nContent-Length: 1048576\r\n\r\n"
 
 
 class Server:
@@ -34,7 +32,7 @@ class Server:
         plug, _ = self._listening.accept()
         seen = b""
         while b"\r\n\r\n" not in seen:
-            seen += plug.recv(PIECE)
+            seen += plug.recv(CHUNK)
         plug.sendall(self._says)
         plug.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         plug.close()
@@ -45,17 +43,12 @@ class Server:
         self._listening.close()
 
 
-class BlockingBody(BytesIO):
-    """Blocks the loop after the first piece until the server has closed, so that nothing is read before."""
-
-    def __init__(self, over: threading.Event) -> None:
-        super().__init__(LARGE)
-        self._over = over
-
-    def read(self, size: int | None = -1) -> bytes:
-        if self.tell():
-            assert self._over.wait(PATIENCE)
-        return super().read(size)
+def blocking_body(over: threading.Event) -> Iterator[bytes]:
+    """Block the loop after the first piece until the server has closed, so that nothing is read before."""
+    yield bytes(CHUNK)
+    assert over.wait(PATIENCE)
+    for _ in range(15):
+        yield bytes(CHUNK)
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -71,10 +64,13 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 
 async def asked(server: Server) -> tuple[int, bytes]:
-    async with aiohttp.ClientSession(connector=Connector(force_close=True)) as session:
-        body = BlockingBody(server.over)
-        async with session.post(f"http://127.0.0.1:{server.port}/", data=body) as answer:
-            return answer.status, await answer.read()
+    answer, body = EngineAnswer(), b""
+    await asyncio.get_running_loop().create_connection(lambda: answer, "127.0.0.1", server.port)
+    async with answer:
+        await answer.ask(HEAD, blocking_body(server.over))
+        while piece := await answer.read():
+            body += piece
+        return answer.status, body
 
 
 def test_an_answer_sent_before_a_failed_write_still_arrives(server, new_loop):
@@ -84,5 +80,5 @@ def test_an_answer_sent_before_a_failed_write_still_arrives(server, new_loop):
 
 @pytest.mark.parametrize("server", [b"", REFUSAL[:-3]], indirect=True, ids=["nothing", "half"])
 def test_a_missing_or_partial_answer_fails_the_request(server, new_loop):
-    with asyncio.Runner(loop_factory=new_loop) as runner, pytest.raises(aiohttp.ClientError):
+    with asyncio.Runner(loop_factory=new_loop) as runner, pytest.raises(BrokenOff):
         runner.run(asked(server))
