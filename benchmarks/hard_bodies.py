@@ -84,8 +84,8 @@ async def one(sidecar: Served, body: bytes) -> dict[str, float | str]:
 async def measure(size: int, chosen: Sequence[str]) -> dict[str, Any]:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slotkeeper-bench-")))
-        engine, _ = await engine_for(stack, folder / "engine", SLOTS, 4096 * SLOTS, relayed=False)
-        sidecar = await stack.enter_async_context(served(engine, QUIET))
+        engine = await engine_for(stack, folder / "engine", SLOTS, 4096 * SLOTS, relayed=False)
+        sidecar = await stack.enter_async_context(served(engine.url, QUIET))
         every = dict(bodies(size, chosen))
         found = {
             name: await one(sidecar, body)

@@ -212,11 +212,13 @@ async def measure(size: int, chosen: list[str]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slotkeeper-bench-")))
-        base, _ = await engine_for(stack, folder / "engine", 2, 65_536, relayed=False)
+        engine = await engine_for(stack, folder / "engine", 2, 65_536, relayed=False)
         for name, case in CASES.items():
             if chosen and name not in chosen:
                 continue
-            async with served(base, QUIET) as sidecar:  # each case begins with the memory of a new process
+            async with served(
+                engine.url, QUIET
+            ) as sidecar:  # each case begins with the memory of a new process
                 _, idle = await watched(sidecar, asyncio.sleep(REST_SECONDS))
                 row = await one(sidecar, case, size)
                 found[name] = {**row, "idle_livez_ms": round(1000 * idle.latest)}

@@ -93,8 +93,8 @@ async def measure(idle: int, readers: int, rounds: int, requests: int) -> dict[s
     raise_descriptors()
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slotkeeper-bench-")))
-        engine, _ = await engine_for(stack, folder / "engine", SLOTS, 1024 * SLOTS, relayed=False)
-        sidecar = await stack.enter_async_context(served(engine, f"{QUIET} {FLAGS}"))
+        engine = await engine_for(stack, folder / "engine", SLOTS, 1024 * SLOTS, relayed=False)
+        sidecar = await stack.enter_async_context(served(engine.url, f"{QUIET} {FLAGS}"))
         times: dict[bool, list[float]] = {True: [], False: []}
         for _ in track(range(rounds), "rounds", console=console, transient=True):
             for crowded in random.sample((True, False), 2):

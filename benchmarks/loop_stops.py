@@ -85,8 +85,8 @@ async def chat(url: str, tokens: int, ends: float) -> int:
 async def measure(minutes: float, clients: int, tokens: int, tree: Path | None = None) -> dict[str, float]:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="slotkeeper-bench-"))) / "engine"
-        base, _ = await engine_for(stack, folder, clients, clients * (tokens + 2 * TURN_TOKENS), False)
-        sidecar = await stack.enter_async_context(served(base, QUIET, tree=tree))
+        engine = await engine_for(stack, folder, clients, clients * (tokens + 2 * TURN_TOKENS), False)
+        sidecar = await stack.enter_async_context(served(engine.url, QUIET, tree=tree))
         seconds = minutes * 60
         line = f"-m benchmarks.loop_stops --probe {sidecar.admin}/livez --seconds {seconds}"
         prober = await asyncio.create_subprocess_exec(

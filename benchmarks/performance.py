@@ -93,18 +93,42 @@ async def turns(count: int) -> dict[str, float]:
             )
             await chats[name].fill(TURN_TOKENS)
         times: dict[str, list[float]] = {name: [] for name in chats}
+        worked: dict[str, list[float]] = {name: [] for name in chats}  # milliseconds of each way's engine
         spent = []
         for number in track(range(count), "long turns", console=console, transient=True):
             for name, chat in chats.items():
-                before = processor_seconds(found.sidecar_pid)
+                engine = found.engines[name].pid
+                before, asked = processor_seconds(found.sidecar_pid), processor_seconds(engine)
                 times[name].append(await chat.ask(f"Short question {number}?"))
                 if name == OURS:
                     spent.append(1000 * (processor_seconds(found.sidecar_pid) - before))
                 await asyncio.sleep(PAUSE_SECONDS)
+                worked[name].append(1000 * (processor_seconds(engine) - asked))
     return {
+        "engine_ms": statistics.median(worked[OURS]) - statistics.median(worked[DIRECT]),
         "turn_ms": statistics.median(times[OURS]) - statistics.median(times[DIRECT]),
         "turn_processor_ms": statistics.median(spent),
     }
+
+
+async def shared(requests: int) -> dict[str, float]:
+    """Measure what a small request waits longer if others use its engine past the sidecar."""
+    over_bare = []
+    async with stage(slots=4, context_tokens=4096, relays=False) as found:
+        ways, beside = [found.ways[name] for name in (BARE, OURS)], found.engines[OURS].base
+        for others in (False, True):
+            times: dict[str, list[float]] = {way.name: [] for way in ways}
+            for number in track(range(-first_byte.WARM_UP, requests), "shared engine", console=console):
+                for way in random.sample(ways, len(ways)):
+                    if others:
+                        await post(beside, PATH, small_request())
+                        await asyncio.sleep(first_byte.PAUSE_SECONDS)
+                    took = await post(way.url, PATH, small_request())
+                    await asyncio.sleep(first_byte.PAUSE_SECONDS)
+                    if number >= 0:
+                        times[way.name].append(1000 * (took.first - took.sent))
+            over_bare.append(statistics.median(times[OURS]) - statistics.median(times[BARE]))
+    return {"shared_ms": over_bare[1] - over_bare[0]}
 
 
 def decisions() -> dict[str, float]:
@@ -138,6 +162,7 @@ async def measure(requests: int, rounds: int, turn_count: int) -> dict[str, floa
             if "over_nginx_ms" in figures[OURS]  # nginx is installed
         },
         **await small(requests),
+        **await shared(requests),
         **await turns(turn_count),
         "event_us": us[OURS],
         "event_over_bare": us[OURS] / us[BARE],

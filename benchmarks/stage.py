@@ -44,9 +44,20 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """An engine in its own process, perhaps behind a relay."""
+
+    url: str  # by which to reach it
+    relay: Relay | None
+    base: str  # its own URL, past the relay
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     ways: Mapping[str, Way]
     sidecar_pid: int
+    engines: Mapping[str, Engine]  # DIRECT: that of all ways without a sidecar; OURS: that of the sidecar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +77,12 @@ async def stage(
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slotkeeper-bench-")))
         ways: dict[str, Way] = {}
+        engines: dict[str, Engine] = {}
         if yardstick:
-            base, spy = await engine_for(stack, folder / "passed", slots, context_tokens, relays)
+            engines[DIRECT] = engine = await engine_for(
+                stack, folder / "passed", slots, context_tokens, relays
+            )
+            base, spy = engine.url, engine.relay
             ways[DIRECT] = Way(name=DIRECT, url=base, relay=spy)
             if program := find():
                 server = await stack.enter_async_context(nginx(program, base.removeprefix("http://"), folder))
@@ -77,25 +92,25 @@ async def stage(
                 console.print(f"[yellow]{MISSING}[/yellow]")
             bare = await stack.enter_async_context(bare_proxy(base))
             ways[BARE] = Way(name=BARE, url=bare, relay=spy)
-        base, spy = await engine_for(stack, folder / "ours", slots, context_tokens, relays)
-        sidecar = await stack.enter_async_context(served(base, QUIET))
-        ways[OURS] = Way(name=OURS, url=sidecar.url, relay=spy)
-        yield Stage(ways=ways, sidecar_pid=sidecar.pid)
+        engines[OURS] = ours = await engine_for(stack, folder / "ours", slots, context_tokens, relays)
+        sidecar = await stack.enter_async_context(served(ours.url, QUIET))
+        ways[OURS] = Way(name=OURS, url=sidecar.url, relay=ours.relay)
+        yield Stage(ways=ways, sidecar_pid=sidecar.pid, engines=engines)
 
 
 async def engine_for(
     stack: AsyncExitStack, folder: Path, slots: int, context_tokens: int, relayed: bool
-) -> tuple[str, Relay | None]:
-    """Run an engine; return the URL by which to reach it, and its relay if it is `relayed`."""
+) -> Engine:
+    """Run an engine, behind a relay if it is `relayed`."""
     folder.mkdir()  # noqa: ASYNC240 - nothing else runs yet
     # The stock binary if it exists: it runs its own code, where a library runs in a Python process.
     binary = skulk() or find_engine(EngineKind.XLLAMACPP)
     flags = lab.stock_flags(binary, build(Tiny.DENSE), folder, slots=slots, context_tokens=context_tokens)
     process = await stack.enter_async_context(lab.engine(binary, flags, folder / "engine.log"))
-    if not relayed:
-        return process.base, None
-    spy = await stack.enter_async_context(relay(process.base))
-    return spy.base, spy
+    if process.pid is None:
+        raise AssertionError("an engine that serves has a process")
+    spy = await stack.enter_async_context(relay(process.base)) if relayed else None
+    return Engine(url=spy.base if spy else process.base, relay=spy, base=process.base, pid=process.pid)
 
 
 @asynccontextmanager

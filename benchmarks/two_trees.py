@@ -85,9 +85,9 @@ async def measure(elsewhere: Path, requests: int, turns: int, tokens: int) -> di
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slotkeeper-bench-")))
         ways, pids = [], []
         for name, tree in zip(NAMES, (HERE, elsewhere), strict=True):
-            base, spy = await engine_for(stack, folder / name, 4, CONTEXT, relayed=True)
-            sidecar = await stack.enter_async_context(served(base, QUIET, tree=tree))
-            ways.append(Way(name=name, url=sidecar.url, relay=spy))
+            engine = await engine_for(stack, folder / name, 4, CONTEXT, relayed=True)
+            sidecar = await stack.enter_async_context(served(engine.url, QUIET, tree=tree))
+            ways.append(Way(name=name, url=sidecar.url, relay=engine.relay))
             pids.append(sidecar.pid)
         found = {}
         asks = [small(way) for way in ways]

@@ -103,9 +103,9 @@ async def _lanes() -> AsyncIterator[Mapping[str, Lane]]:
         told = OF_REQUESTS.format(folder=folder / "parts")
         spans = f" --otlp-endpoint {collector}"
         for name, words in {OFF: NOTHING, PART: told, ON: watched + spans, AGAIN: NOTHING}.items():
-            base, spy = await engine_for(stack, folder / name.replace(" ", "-"), 1, 65536, relayed=True)
-            sidecar = await stack.enter_async_context(served(base, words, asyncio.subprocess.DEVNULL))
-            way = Way(name=name, url=sidecar.url, relay=spy)
+            engine = await engine_for(stack, folder / name.replace(" ", "-"), 1, 65536, relayed=True)
+            sidecar = await stack.enter_async_context(served(engine.url, words, asyncio.subprocess.DEVNULL))
+            way = Way(name=name, url=sidecar.url, relay=engine.relay)
             head = {"role": "system", "content": prose(4000, 3)}
             lanes[name] = Lane(sidecar=sidecar, chat=Conversation(way=way, messages=[head]))
         yield lanes

@@ -27,6 +27,7 @@ from slotkeeper.api.head import Api
 from slotkeeper.api.request import parse
 from slotkeeper.bench import lab
 from slotkeeper.bench.target import Turn
+from slotkeeper.exchange import exchange
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.render import NextTurns
 from slotkeeper.scheduler.effects import Report
@@ -195,7 +196,23 @@ async def test_brief_requests_are_rendered_in_idle_time_if_their_slots_still_hol
         await until(lambda: not driver.learning, "all that can be known is")
         slots = len(next(iter(driver.placement.tables.values())).states)
         assert "Is it raining?" not in rendered
-        assert len(set(rendered)) == min(slots, others)
+        assert len(set(rendered)) == len(rendered) == min(slots, others)  # and so short a reply is not
     unknown = [report.unknown for report in reports]
     assert unknown.count(Unknown.BRIEF) == 1 + others - min(slots, others)
     assert unknown.count(None) == min(slots, others)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+async def test_a_reply_to_a_brief_request_is_learned_if_it_is_long(engine, monkeypatch, more):
+    learned = list[int]()
+
+    async def spied(*_: Any, generated: int, **__: Any) -> None:
+        learned.append(generated)
+
+    monkeypatch.setattr(exchange, "BRIEF_REPLY_TOKENS", 8)
+    monkeypatch.setattr(exchange, "with_reply", spied)
+    async with client(engine, Api.CHAT) as playing:
+        body = {"messages": [{"role": "user", "content": "Is it raining?"}]}
+        await playing._ask(orjson.dumps({**body, "max_tokens": 8 + more, "ignore_eos": True}))
+        await until(lambda: not playing.driver.learning, "all that is to be known is")
+    assert learned == [9] * more

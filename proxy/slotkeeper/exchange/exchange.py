@@ -125,6 +125,9 @@ AT_WORK: Final = 0.01  # seconds after which the engine works on a request that 
 # and a rendering of ours at that moment competes with it for the processor.
 STREAM_AT_WORK: Final = 0.05
 BRIEF_BYTES: Final = 512  # bytes of a body: less JSON and model name, about a hundred tokens
+# Generated tokens up to which the reply to a brief request is not learned: two renderings cost more than the
+# reuse of so few tokens saves.
+BRIEF_REPLY_TOKENS: Final = 256
 
 log = get_logger(__name__)
 
@@ -1253,7 +1256,7 @@ class Account:
             learning.discard(self.key)
 
     async def _look_back(self) -> None:
-        """Render a brief request, and learn its reply once nobody is served.
+        """Render a brief request, and learn its reply, if that is long, once nobody is served.
 
         While others are served, they would wait for the rendering too, so it is put off as well. If the slot
         has another task by then, nobody can reuse these few tokens, and they stay unknown.
@@ -1266,8 +1269,10 @@ class Account:
                 self._stays_unknown()
                 return
             self.render()
-            if self._answered is not None:
+            if self._answered and (self._answered[0].figures.generated or 0) > BRIEF_REPLY_TOKENS:
                 await self._learn_reply(*self._answered)
+            elif self.renders:
+                await self.rendered.wait()
         finally:
             driver.learning.discard(self.key)
 

@@ -200,7 +200,8 @@ async def test_an_error_of_the_client_ends_the_copy_and_the_connection():
     async with asked(say) as answer:
         with pytest.raises(ConnectionResetError, match="the client is gone"):
             await copy(answer, put, never, lambda _: None)
-    await asyncio.wait_for(ended.wait(), PATIENCE)
+    async with asyncio.timeout(PATIENCE):
+        await ended.wait()
 
 
 async def test_an_engine_waits_while_its_answer_is_not_read():
