@@ -8,7 +8,7 @@ the sidecar makes the difference. Between the two tasks of each agent the engine
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,11 +68,12 @@ CALL: Final[dict[str, Any]] = {"tools": TOOLS, "tool_choice": "required"}
 ANSWER: Final[dict[str, Any]] = {"tools": TOOLS}
 
 
-def agents() -> Script:
-    """Yield the demo's nineteen requests."""
-    handbook = system(RULES + prose(16000, 1))
-    histories: dict[str, list[Doc]] = {name: [handbook] for name in TASKS}
-    for task in range(2):
+def agents(heads: Sequence[str] = ("", "")) -> Script:
+    """Yield nineteen requests. `heads`: with which the system prompt begins, in each of the two tasks."""
+    histories: dict[str, list[Doc]] = {name: [{}] for name in TASKS}
+    for task, head in enumerate(heads):
+        for history in histories.values():
+            history[0] = system(head + RULES + prose(16000, 1))
         for name, history in histories.items():
             history.append({"role": "user", "content": f"{TASKS[name][task]}\n\n{prose(1500, 50 + task)}"})
         for number in range(ROUNDS):

@@ -67,6 +67,7 @@ On a terminal a page opens in the pager (the variable PAGER). Otherwise its Mark
 """
 OF_SIDECARS: Final = ("serve", "up")  # until they handle signals, SIGINT ends them at once: __main__.py
 HELP: Final = frozenset({"-h", "--help"})  # show the basic settings only
+STARTS_ENGINES: Final = ("up", "bench")
 OF_UP: Final = ("upstream", "upstreams_file")  # `up` starts its engine itself
 
 
@@ -91,8 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not hasattr(args, "run"):
         parser.print_help()
         return 2
-    if engine_words and args.command != "up":
-        parser.error("arguments after -- are for `slotkeeper up`, which starts the engine")
+    if engine_words and args.command not in STARTS_ENGINES:
+        parser.error("arguments after -- are for `slotkeeper up` and `bench --model`, which start the engine")
     try:
         return int(args.run(args))
     except UsageError as error:
@@ -153,6 +154,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     _serve(commands)
     _up(commands)
     _demo(commands)
+    _bench(commands)
     _doctor(commands)
     _snapshots(commands)
     _keys(commands)
@@ -298,6 +300,81 @@ def _demo(commands: Any) -> None:
                 raise UsageError(f"--engine: {error}") from None
         configure("error", "console")
         return int(run_loop(demo(engine=args.engine, model=args.model)))
+
+    parser.set_defaults(run=run)
+
+
+BENCH: Final = """\
+Play the same work of two agents on your own engine: with stock flags, with the best flags known, and through
+Slotkeeper, in turn until the time is over. Nothing leaves this machine, and the report holds no prompts.
+"""
+BENCH_EPILOG: Final = """\
+Example: slotkeeper bench --model model.gguf -- -ngl 99
+         slotkeeper bench --upstream http://127.0.0.1:8080 --slot-dir /var/cache/slots
+         slotkeeper bench --compare monday.json tuesday.json
+Next:    open slotkeeper-bench.html, or paste the Markdown beside it
+Exit code 1 if a request failed or the figures are impossible. Ctrl-C keeps the whole rounds so far.
+"""
+
+
+def _bench(commands: Any) -> None:
+    """Add `slotkeeper bench`: stock beside Slotkeeper on the user's own engine."""
+    parser = commands.add_parser(
+        "bench",
+        help="measure your own engine with and without the sidecar, and write a report",
+        description=BENCH,
+        epilog=BENCH_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--model", type=Path, metavar="FILE.gguf", help="start engines on this model; their flags follow --"
+    )
+    source.add_argument(
+        "--upstream", metavar="URL", help="a running llama-server, which nobody else uses meanwhile"
+    )
+    source.add_argument(
+        "--compare", nargs=2, type=Path, metavar=("A.json", "B.json"), help="compare two reports"
+    )
+    parser.add_argument(
+        "--slot-dir", type=Path, metavar="DIR", help="the --slot-save-path of the running llama-server"
+    )
+    parser.add_argument(
+        "--engine",
+        metavar="PATH",
+        help="the llama-server for --model (default: the one on PATH, else installed)",
+    )
+    parser.add_argument(
+        "--minutes",
+        type=between(float, 0.0, 24 * 60.0, "minutes"),
+        default=10.0,
+        metavar="N",
+        help="how long, at least one round (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--report",
+        type=Path,
+        default=Path("slotkeeper-bench"),
+        metavar="NAME",
+        help="files to write: NAME with the endings json, md and html (default: %(default)s)",
+    )
+
+    def run(args: argparse.Namespace) -> int:
+        from slotkeeper.cli.bench import compare, measure
+
+        if args.compare:
+            return compare(*args.compare)
+        upstream = server(args.upstream, "--upstream") if args.upstream else None
+        return measure(
+            model=args.model,
+            upstream=upstream,
+            engine=args.engine,
+            slot_dir=args.slot_dir,
+            more=args.engine_words,
+            minutes=args.minutes,
+            report=args.report,
+            run_loop=run_loop,
+        )
 
     parser.set_defaults(run=run)
 

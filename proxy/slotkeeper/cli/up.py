@@ -79,7 +79,7 @@ def up(
     Returns the exit code: 1 if the engine cannot be started. Raises UsageError.
     """
     try:
-        plan = _plan(
+        plan = launch_plan(
             settings,
             model,
             engine,
@@ -115,7 +115,7 @@ def up(
     return 0
 
 
-def _plan(
+def launch_plan(
     settings: Settings,
     model: Path | None,
     engine: str | None,
@@ -124,6 +124,7 @@ def _plan(
     context_tokens: int,
     extra: Sequence[str],
 ) -> LaunchPlan:
+    """Return how to start the engine. Raises NoEngineError, UsageError, FlagError."""
     binary = find_engine(engine)
     words = list(extra)
     if not MODEL_FLAGS & {*given(words), *words}:
@@ -133,7 +134,7 @@ def _plan(
     folder = settings.slot_dir or _state_folder()
     environ = None if binary.kind is EngineKind.XLLAMACPP else os.environ  # the library reads no LLAMA_ARG_*
     named = EngineFlags.parse(words, environ)
-    header = _header(named.model) if named.model else None
+    header = header_of(named.model) if named.model else None
     caches = _caches(header, named, slots, context_tokens)
     chosen = _chosen(caches, named, words)
     args = [
@@ -218,7 +219,7 @@ def _memory_short(caches: Caches, flags: EngineFlags, words: Sequence[str]) -> s
     return caches.sentence(plan) if ours and not caches.fits(plan) else ""
 
 
-def _header(path: Path) -> GgufHeader:
+def header_of(path: Path) -> GgufHeader:
     """Return the facts about a model. Raises UsageError if the file is missing or not GGUF."""
     if not path.is_file():
         raise UsageError(f"--model: there is no file {path}")

@@ -78,7 +78,7 @@ from slotkeeper.observe.request_record import BRIEFEST_WAIT, Record, RequestStag
 from slotkeeper.runtime.driver import LATEST, Driver
 from slotkeeper.runtime.heavy import Weighed, Weigher
 from slotkeeper.runtime.link import EngineLink
-from slotkeeper.runtime.render import RENDER_FAILURES, boundaries_of, prompt_of, with_reply
+from slotkeeper.runtime.render import RENDER_FAILURES, RenderedOnce, boundaries_of, prompt_of, with_reply
 from slotkeeper.runtime.rewriting import Rewriting, Taken
 from slotkeeper.runtime.tasks import Aside, Runner, Tasks, here
 from slotkeeper.scheduler.effects import Forward
@@ -1464,34 +1464,37 @@ class Account:
             ask, prompt, reply = self.forms.ask, self.forms.prompt, answer.reply
             if ask is None or prompt is None or reply is None:
                 return
-            await self._as_sampled(link, ask, prompt, reply, answer.figures.generated or 0)
+            render = RenderedOnce(link)
+            await self._as_sampled(render, ask, prompt, reply, answer.figures.generated or 0)
             ahead = driver.looks_ahead and ask.claim.hints.prefetch
-            begins = await self._as_sent_back(link, ask, reply) if ahead else None
+            begins = await self._as_sent_back(render, ask, reply) if ahead else None
             chance = driver.next_turns.chance(self.record.client, ask.api, reply)
             driver.post(NextKnown(at=driver.now(), request=self.key, tokens=begins, chance=chance))
         finally:
             driver.learning.discard(self.key)
 
     async def _as_sampled(
-        self, link: EngineLink, ask: Ask, prompt: Tokens, reply: Doc, generated: int
+        self, render: RenderedOnce, ask: Ask, prompt: Tokens, reply: Doc, generated: int
     ) -> None:
         """Give the driver the reply's tokens as they were sampled."""
         driver = self._driver
         try:
-            tokens = await with_reply(link, ask, prompt, reply, generated=generated, auth=self._auth)
+            tokens = await with_reply(
+                render.link, ask, prompt, reply, generated=generated, auth=self._auth, render=render
+            )
         except RENDER_FAILURES as error:
             log.debug("reply_not_rendered", request_id=self.id, error=sayable(error))
             return
         if tokens is not None:
             driver.post(ReplyKnown(at=driver.now(), request=self.key, tokens=tokens))
 
-    async def _as_sent_back(self, link: EngineLink, ask: Ask, reply: Doc) -> Tokens | None:
+    async def _as_sent_back(self, render: RenderedOnce, ask: Ask, reply: Doc) -> Tokens | None:
         """Return the tokens with which the next turn begins."""
         driver, client = self._driver, self.record.client
         moment = partial(driver.idle_moment, self.key)
         try:
             return await driver.next_turns.prefix(
-                link, ask, reply, client=client, auth=self._auth, moment=moment
+                render.link, ask, reply, client=client, auth=self._auth, moment=moment, render=render
             )
         except (*RENDER_FAILURES, NotOurs) as error:
             log.debug("next_turn_not_rendered", request_id=self.id, error=sayable(error))

@@ -10,10 +10,11 @@ from __future__ import annotations
 from asyncio import gather
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Generic, TypeVar
 
 from slotkeeper.api.answers.echo import (
+    OPENINGS,
     Arguments,
     Habit,
     follows,
@@ -52,10 +53,36 @@ from slotkeeper.vocab.tokenizer import TokenizeError
 # ValueError and TokenizeError: a prompt that the tokenizer refuses (invalid ids, several prompts).
 RENDER_FAILURES: Final = (EngineError, EngineGoneError, TokenizeError, ValueError)
 
-# A message that is put after a reply so that the template renders the reply as history. After a tool's answer
-# the template keeps the reasoning as it was sampled; after a user's message it may strip it.
-AFTER_REASONING: Final[Doc] = {"role": "tool", "tool_call_id": "x", "content": "x"}
-AFTER_TEXT: Final[Doc] = {"role": "user", "content": "x"}
+Render = Callable[[Doc, Mapping[str, str]], Awaitable[Tokens]]  # `EngineLink.render_chat`
+
+
+@dataclass(slots=True)
+class RenderedOnce:
+    """Renders the chats of one turn, each once: a reply and the next turn often need the same one."""
+
+    link: EngineLink
+    _done: list[tuple[Doc, Tokens]] = field(default_factory=list)
+
+    async def __call__(self, chat: Doc, auth: Mapping[str, str]) -> Tokens:
+        for done, tokens in self._done:
+            if done == chat:  # quick: their messages are the same objects
+                return tokens
+        tokens = await self.link.render_chat(chat, auth)
+        self._done.append((chat, tokens))
+        return tokens
+
+
+def after(reply: Doc) -> list[Doc]:
+    """Return messages to put after a reply so that the template renders it as history.
+
+    After a tool's answer the template keeps the reasoning as it was sampled; after a user's message it may
+    strip it. They are those of `next_turns`, where that is possible.
+    """
+    if calls := rows(reply.get("tool_calls")):
+        return [{"role": "tool", "tool_call_id": text(call, "id"), "content": OPENINGS[0]} for call in calls]
+    if reply.get("reasoning_content"):
+        return [{"role": "tool", "tool_call_id": OPENINGS[0], "content": OPENINGS[0]}]
+    return [{"role": "user", "content": OPENINGS[0]}]
 
 
 async def prompt_of(link: EngineLink, ask: Ask, auth: Mapping[str, str]) -> Tokens | None:
@@ -71,7 +98,14 @@ async def prompt_of(link: EngineLink, ask: Ask, auth: Mapping[str, str]) -> Toke
 
 
 async def with_reply(
-    link: EngineLink, ask: Ask, prompt: Tokens, reply: Doc, *, generated: int, auth: Mapping[str, str]
+    link: EngineLink,
+    ask: Ask,
+    prompt: Tokens,
+    reply: Doc,
+    *,
+    generated: int,
+    auth: Mapping[str, str],
+    render: Render | None = None,
 ) -> Tokens | None:
     """Return the ids of prompt and reply that the slot holds: all but the last sampled token.
 
@@ -84,9 +118,8 @@ async def with_reply(
     whole = len(sampled) in (generated, generated - 1)
     if ask.chat is None:
         return (prompt + sampled).cut(0, total) if whole else None
-    after = AFTER_REASONING if reply.get("reasoning_content") or reply.get("tool_calls") else AFTER_TEXT
-    chat = {**ask.chat, "messages": [*ask.chat["messages"], reply, after]}
-    rendered = await link.render_chat(chat, auth)
+    chat = {**ask.chat, "messages": [*ask.chat["messages"], reply, *after(reply)]}
+    rendered = await (render or link.render_chat)(chat, auth)
     if rendered.lcp(prompt) < len(prompt):
         return None
     closed = link.end_of_turn in rendered.cut(total, total + 2).ids()
@@ -235,6 +268,7 @@ class NextTurns:
         client: str,
         auth: Mapping[str, str],
         moment: Callable[[], Awaitable[bool]] = at_once,
+        render: Render | None = None,
     ) -> Tokens | None:
         """Return the ids with which the next prompt will begin; None if that is not certain.
 
@@ -252,7 +286,8 @@ class NextTurns:
         possible = guesses(habit, reply, messages)
         if not possible or not await moment():
             return None
-        certain = {await _shared(link, ask.chat, reply, guess, auth) for guess in possible}
+        render = render or link.render_chat
+        certain = {await _shared(render, ask.chat, reply, guess, auth) for guess in possible}
         return certain.pop() if len(certain) == 1 else None
 
     def follow(self, client: str, api: Api, messages: Sequence[Doc], reply: Doc) -> Habit:
@@ -296,10 +331,10 @@ class NextTurns:
         return judged(habit, foreign[-1], returned=False) if foreign else habit
 
 
-async def _shared(link: EngineLink, chat: Doc, reply: Doc, habit: Habit, auth: Mapping[str, str]) -> Tokens:
+async def _shared(render: Render, chat: Doc, reply: Doc, habit: Habit, auth: Mapping[str, str]) -> Tokens:
     """Return the common prefix of all next prompts that this habit allows."""
     first, *others = [
-        await link.render_chat({**chat, "messages": messages}, auth)
+        await render({**chat, "messages": messages}, auth)
         for messages in next_turns(habit, chat["messages"], reply)
     ]
     return first.cut(0, prompt_end(first.chunks, min(first.lcp(other) for other in others)))

@@ -88,7 +88,7 @@ def run_with(error: Exception, monkeypatch) -> int:
         raise error
 
     flags = EngineFlags.parse(["--port", "1"], {})
-    monkeypatch.setattr(up, "_plan", lambda *_, **__: SimpleNamespace(flags=flags))
+    monkeypatch.setattr(up, "launch_plan", lambda *_, **__: SimpleNamespace(flags=flags))
     monkeypatch.setattr(up, "serve", failing)
     settings = Settings(listen="127.0.0.1:0", admin_listen="127.0.0.1:0")
     return up.up(

@@ -105,8 +105,8 @@ def test_what_up_chooses_fits_into_the_free_memory_or_a_warning_says_that_it_may
     settings, users = Settings(slot_dir=tmp_path / "slots"), {"-cram", "-ctxcp"} & set(words)
     for free_gib, slots, model in product(FREE_GIB, [1, 2, 8], [QWEN_27B, DENSE]):
         monkeypatch.setattr(up, "free_memory", lambda free=free_gib: int(free * GIB))
-        monkeypatch.setattr(up, "_header", lambda _, model=model: model)
-        plan = up._plan(settings, path, None, slots=slots, context_tokens=32768, extra=words)
+        monkeypatch.setattr(up, "header_of", lambda _, model=model: model)
+        plan = up.launch_plan(settings, path, None, slots=slots, context_tokens=32768, extra=words)
         flags = plan.flags
         full = state_bytes(model, flags.n_ctx)
         most = most_memory(

@@ -1,0 +1,95 @@
+"""How long `slotkeeper bench` plays, and which rounds count."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from slotkeeper.bench import bench as module
+from slotkeeper.bench.bench import Bench, BenchError, FoundEngine, Leg, Way, bench, code_of
+from slotkeeper.bench.consumption import Used
+from slotkeeper.bench.measure import Sample
+from slotkeeper.scheduler.requests.figures import Usage, usage_of
+
+ENGINE = FoundEngine(base="http://engine")
+QUIET = Console(quiet=True)
+
+
+def sample(computed: int = 40, oracle: int = 40, **more: Any) -> Sample:
+    usage = usage_of(100, 100 - computed, planted=0)
+    assert isinstance(usage, Usage)
+    return Sample(session="s", label="l", usage=usage, idle=0, oracle=oracle, first_token_seconds=2.0, **more)
+
+
+def leg(**more: Any) -> Leg:
+    return Leg(samples=[sample(**more)], used=Used(written_bytes=3))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the list whose sum is the time."""
+    passed = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: sum(passed))
+    return passed
+
+
+def play(monkeypatch: pytest.MonkeyPatch, clock: list[float], seconds: Iterator[float | None]) -> list[Way]:
+    """Have each leg take so many seconds; None: Ctrl-C comes while it runs."""
+    played: list[Way] = []
+
+    async def one(_engine: object, way: Way, *_: object) -> Leg:
+        took = next(seconds)
+        if took is None:
+            raise asyncio.CancelledError
+        clock.append(took)
+        played.append(way)
+        return leg()
+
+    monkeypatch.setattr(module, "_leg", one)
+    return played
+
+
+@pytest.mark.parametrize(("minutes", "rounds"), [(0, 1), (1, 2), (1.5, 3), (2.4, 4), (2.5, 5)])
+async def test_no_round_begins_that_would_end_after_the_time(monkeypatch, clock, minutes, rounds):
+    played = play(monkeypatch, clock, iter([10.0] * 100))
+    found = await bench(ENGINE, minutes=minutes, console=QUIET)
+    assert found.rounds == rounds
+    assert len(played) == 3 * rounds
+    assert all(set(played[3 * at : 3 * at + 3]) == set(ENGINE.ways) for at in range(rounds))
+
+
+async def test_ctrl_c_keeps_the_rounds_that_every_way_has_played(monkeypatch, clock):
+    play(monkeypatch, clock, iter([10.0] * 4 + [None]))
+    found = await bench(ENGINE, minutes=60, console=QUIET)
+    assert found.rounds == 1
+    report = found.report()
+    assert report["rounds"] == 1
+    assert {figures["requests"] for figures in report["ways"].values()} == {1}
+
+
+async def test_without_a_whole_round_there_is_nothing_to_compare(monkeypatch, clock):
+    play(monkeypatch, clock, iter([10.0, None]))
+    with pytest.raises(BenchError, match="nothing to compare"):
+        await bench(ENGINE, minutes=60, console=QUIET)
+
+
+def test_the_report_has_the_figures_of_all_rounds_and_of_each():
+    found = Bench(
+        engine={"build": "b1"}, legs={Way.STOCK: [leg(), leg(computed=60)], Way.FIX: [leg(), leg()]}
+    )
+    stock = found.report()["ways"]["stock"]
+    assert (stock["requests"], stock["computed_tokens"], stock["least_tokens"]) == (2, 100, 80)
+    assert (stock["waited_ratio"], stock["waited_seconds"]) == (1.25, 4.0)
+    assert stock["round_seconds"] == [2.0, 2.0]
+    assert stock["written_bytes"] == 6
+
+
+@pytest.mark.parametrize(
+    ("more", "code"), [({}, 0), ({"failure": "500"}, 1), ({"computed": 10, "oracle": 40}, 1)]
+)
+def test_a_failed_request_and_impossible_figures_are_an_error(more, code):
+    assert code_of(Bench(engine={}, legs={Way.STOCK: [leg(**more)]})) == code
