@@ -69,5 +69,8 @@ async def test_three_ways_on_an_engine_that_runs(build, tmp_path):
     ways = report["ways"]
     assert list(ways) == ["stock", "Slotkeeper", "Slotkeeper, rules fix"]
     assert {figures["failed"] for figures in ways.values()} == {0}
-    assert all(figures["computed_tokens"] >= figures["least_tokens"] * 0.98 for figures in ways.values())
+    ratios = [figures["waited_ratio"] for figures in ways.values()]
+    assert (
+        min(ratios[:2]) >= 0.98
+    )  # no leg finds what another has left; in the third, rules change the prompts
     assert ways["stock"]["engine_bytes"] is None  # its process is not known

@@ -30,7 +30,7 @@ from slotkeeper import __version__
 from slotkeeper.bench.consumption import Meter, Used
 from slotkeeper.bench.demo import agents
 from slotkeeper.bench.measure import Sample, impossible, notes, times_of, totals
-from slotkeeper.bench.target import Script, Target, play
+from slotkeeper.bench.target import CHAT, Script, Shot, Target, play
 from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.engine.child.launch import EngineBinary, free_port
 from slotkeeper.engine.child.process import EngineProcess
@@ -39,6 +39,15 @@ from slotkeeper.engine.client import EngineClient
 READY_SECONDS: Final = 60.0  # until a sidecar of ours serves
 SLOTS: Final = 2  # of an engine that is started here
 CONTEXT_TOKENS: Final = 32_768  # of each
+# Nobody counts it: an engine's first pass is slow, and every prompt begins as one that the engine has seen.
+WARM_UP: Final = Shot(
+    session="",
+    label="warm-up",
+    path=CHAT,
+    body={"messages": [{"role": "system", "content": "Project 0"}, {"role": "user", "content": "?"}]}
+    | {"max_tokens": 1},
+    headers={},
+)
 CLOCKS: Final = ("Current time: 2026-03-02 09:14:07\n\n", "Current time: 2026-03-02 09:41:52\n\n")
 
 
@@ -217,8 +226,9 @@ async def _leg(engine: Engine, way: Way, found: Bench, progress: Progress, bar: 
             if slots := engine.slot_dir(folder):
                 words += ["--slot-dir", str(slots)]
             base, sidecar = await stack.enter_async_context(served(running.base, words))
-        meter = await stack.enter_async_context(Meter(engine=running.pid, sidecar=sidecar))
         target = await stack.enter_async_context(Target(base, [running.base]))
+        await target.fire(WARM_UP)
+        meter = await stack.enter_async_context(Meter(engine=running.pid, sidecar=sidecar))
         session = f"round {found.rounds + 1}"
         samples = await play(_script(), target, session=session, seen=lambda _: progress.advance(bar))
     return Leg(samples=samples, used=meter.used)

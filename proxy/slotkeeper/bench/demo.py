@@ -86,7 +86,7 @@ def agents(heads: Sequence[str] = ("", "")) -> Script:
                 if task == number == 0:
                     yield Turn(
                         label=f"title for {name}",
-                        messages=title(history),
+                        messages=title(history, head),
                         max_tokens=TITLE_TOKENS,
                         fields=STREAMED,
                     )

@@ -40,10 +40,13 @@ def edited(history: Sequence[Doc], at: int, text: str) -> tuple[Doc, ...]:
     return tuple(changed)
 
 
-def title(history: Sequence[Doc]) -> tuple[Doc, ...]:
-    """Return a title request as clients send it: another system prompt, and only the chat's beginning."""
+def title(history: Sequence[Doc], head: str = "") -> tuple[Doc, ...]:
+    """Return a title request as clients send it: another system prompt, and only the chat's beginning.
+
+    `head`: with which that system prompt begins.
+    """
     beginning = {"role": "user", "content": history[1]["content"][:600]}
-    return (system("Write a short title for this chat."), beginning)
+    return (system(head + "Write a short title for this chat."), beginning)
 
 
 def result(reply: Doc, text: str) -> Doc:
