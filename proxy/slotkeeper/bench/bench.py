@@ -219,7 +219,7 @@ async def _leg(engine: Engine, way: Way, found: Bench, progress: Progress, bar: 
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slotkeeper-bench-")))
         running = await stack.enter_async_context(engine.running(way, folder))
-        found.engine = found.engine or await _described(running.base)
+        found.engine = found.engine or await _described(engine, running.base)
         base, sidecar = running.base, None
         if way.rules is not None:
             words = ["--rules", f"all={way.rules}"]
@@ -250,7 +250,7 @@ def _length() -> int:
     return count
 
 
-async def _described(base: str) -> dict[str, str]:
+async def _described(engine: Engine, base: str) -> dict[str, str]:
     """Return the engine's build, and its model's name without a path. Raises BenchError."""
     try:
         async with EngineClient(base) as client:
@@ -258,8 +258,9 @@ async def _described(base: str) -> dict[str, str]:
     except (EngineError, EngineGoneError) as error:
         raise BenchError(f"No llama-server answers at {base}: {error}") from error
     model = str(props.get("model_alias") or props.get("model_path") or "unknown")
+    build = engine.binary.build if isinstance(engine, OwnEngine) else 0  # a library's own answer is "unknown"
     return {
-        "build": str(props.get("build_info") or "unknown"),
+        "build": f"b{build}" if build else str(props.get("build_info") or "unknown"),
         "model": Path(model).name,
         "slots": str(props.get("total_slots") or "unknown"),
     }

@@ -61,8 +61,8 @@ ROWS: Final = (
     Row("watt_seconds", "energy of the machine", _energy),
 )
 NOTE: Final = (
-    "Tokens are the engine's own counts; the least possible is what any cache must compute. Times are the "
-    "client's. A dash means that the machine does not tell it."
+    "Tokens are the engine's own counts; the least possible is what any cache must compute of the prompts as "
+    "the agents wrote them, so rules may get below it. Times are the client's. A dash means unknown."
 )
 
 

@@ -142,7 +142,7 @@ class EngineAnswer(asyncio.Protocol):
 
     def _arrived(self) -> bytes:
         chunks, self._chunks, self._kept = self._chunks, [], 0
-        if not self._reading and self._transport is not None:
+        if not self._reading and self._transport is not None and not self._transport.is_closing():
             self._reading = True
             self._transport.resume_reading()
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
@@ -182,9 +182,7 @@ class EngineAnswer(asyncio.Protocol):
             return
         self._parse(data)
         if self._taker is None:
-            if self._kept > READ_AHEAD and self._reading and self._transport is not None:
-                self._reading = False
-                self._transport.pause_reading()
+            self._hold_back()
             self._wake()
             return
         if self._chunks:
@@ -201,6 +199,12 @@ class EngineAnswer(asyncio.Protocol):
                 self._fail(BrokenOff("the engine sent what is not HTTP"))
         if not self._has_head and self._head_bytes > MAX_HEAD_BYTES:
             self._fail(BrokenOff("the head of the engine's answer has no end"))
+
+    def _hold_back(self) -> None:
+        """Let the engine wait if the client takes less than it sends."""
+        if self._kept > READ_AHEAD and self._reading and self._transport and not self._transport.is_closing():
+            self._reading = False
+            self._transport.pause_reading()
 
     def _hand_over(self, take: Callable[[bytes], bool]) -> None:
         try:

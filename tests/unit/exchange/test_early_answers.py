@@ -6,11 +6,14 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Final
 
 import pytest
 import uvloop
 
 from patience import PATIENCE
+from slotkeeper.exchange import forwarding
 from slotkeeper.exchange.forwarding import CHUNK, RESET, BrokenOff, EngineAnswer
 
 REFUSAL = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 7\r\n\r\nno key\n"
@@ -63,6 +66,24 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     server.close()
 
 
+async def read_late(server: Server) -> tuple[int, bool]:
+    """Return how many bytes arrive that are read only after the connection was reset, and whether all did."""
+    answer, length, whole = EngineAnswer(), 0, False
+    await asyncio.get_running_loop().create_connection(lambda: answer, "127.0.0.1", server.port)
+    async with answer:
+        await answer.ask(HEAD, iter(()))
+        while not (answer._error or answer._ended):  # it holds back what it has, and the reset meets it so
+            await asyncio.sleep(0.01)
+            if not answer._reading:
+                break
+        assert server.over.wait(PATIENCE)
+        with suppress(BrokenOff):
+            while piece := await answer.read():
+                length += len(piece)
+            whole = True
+    return length, whole
+
+
 async def asked(server: Server) -> tuple[int, bytes]:
     answer, body = EngineAnswer(), b""
     await asyncio.get_running_loop().create_connection(lambda: answer, "127.0.0.1", server.port)
@@ -76,6 +97,18 @@ async def asked(server: Server) -> tuple[int, bytes]:
 def test_an_answer_sent_before_a_failed_write_still_arrives(server, new_loop):
     with asyncio.Runner(loop_factory=new_loop) as runner:
         assert runner.run(asked(server)) == (401, b"no key\n")
+
+
+LONG: Final = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n" + bytes(200_000)
+
+
+@pytest.mark.parametrize("server", [LONG], indirect=True)
+def test_a_reset_while_bytes_are_held_back_breaks_the_answer_off(server, new_loop, monkeypatch):
+    monkeypatch.setattr(forwarding, "READ_AHEAD", 1000)
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        length, whole = runner.run(read_late(server))
+    assert 1000 < length <= 200_000
+    assert not whole
 
 
 @pytest.mark.parametrize("server", [b"", REFUSAL[:-3]], indirect=True, ids=["nothing", "half"])
