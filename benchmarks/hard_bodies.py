@@ -26,7 +26,8 @@ from benchmarks.figures import console, keep
 from benchmarks.first_byte import PATH
 from benchmarks.matchers import TEXTS
 from benchmarks.raw import post
-from benchmarks.stage import QUIET, Served, engine_for, served
+from benchmarks.stage import QUIET, engine_for
+from slotkeeper.bench.lab import Served, served
 
 TARGET_SECONDS: Final = 0.5
 PAUSE_SECONDS: Final = 0.01  # between two probes

@@ -29,7 +29,8 @@ from rich.table import Table
 
 from benchmarks.figures import console, keep
 from benchmarks.raw import post
-from benchmarks.stage import QUIET, Served, engine_for, served
+from benchmarks.stage import QUIET, engine_for
+from slotkeeper.bench.lab import Served, served
 
 PROGRAM: Final = "benchmarks.heavy_bodies"
 CHAT: Final = "/v1/chat/completions"

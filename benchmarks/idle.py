@@ -27,7 +27,8 @@ from rich.progress import track
 from benchmarks.figures import console, keep
 from benchmarks.first_byte import PATH, PAUSE_SECONDS, WARM_UP, small_request
 from benchmarks.raw import post
-from benchmarks.stage import QUIET, engine_for, served
+from benchmarks.stage import QUIET, engine_for
+from slotkeeper.bench.lab import served
 from slotkeeper.bench.texts import prose
 from slotkeeper.exchange.connections import raise_descriptors
 
@@ -94,7 +95,7 @@ async def measure(idle: int, readers: int, rounds: int, requests: int) -> dict[s
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slotkeeper-bench-")))
         engine = await engine_for(stack, folder / "engine", SLOTS, 1024 * SLOTS, relayed=False)
-        sidecar = await stack.enter_async_context(served(engine.url, f"{QUIET} {FLAGS}"))
+        sidecar = await stack.enter_async_context(served(engine.url, [*QUIET, *FLAGS.split()]))
         times: dict[bool, list[float]] = {True: [], False: []}
         for _ in track(range(rounds), "rounds", console=console, transient=True):
             for crowded in random.sample((True, False), 2):

@@ -30,7 +30,8 @@ from rich.table import Table
 from benchmarks.figures import console, keep
 from benchmarks.own_time import CHARS_PER_TOKEN, PATH, TURN_TOKENS
 from benchmarks.raw import post
-from benchmarks.stage import QUIET, engine_for, served
+from benchmarks.stage import QUIET, engine_for
+from slotkeeper.bench.lab import served
 from slotkeeper.bench.texts import prose
 
 PROBE_SECONDS: Final = 0.004  # between two looks

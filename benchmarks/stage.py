@@ -7,9 +7,6 @@ of each.
 
 from __future__ import annotations
 
-import asyncio
-import os
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,21 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import httpx
-
 from benchmarks.bare_proxy import bare_proxy
 from benchmarks.figures import console
 from benchmarks.nginx import MISSING, find, nginx
 from benchmarks.raw import Relay, relay
 from slotkeeper.bench import lab
+from slotkeeper.bench.lab import served
 from slotkeeper.bench.models import Tiny, build
-from slotkeeper.engine.child.launch import EngineKind, find_engine, free_port, skulk
+from slotkeeper.engine.child.launch import EngineKind, find_engine, skulk
 
 DIRECT: Final = "direct"
 OURS: Final = "slotkeeper"
 BARE: Final = "aiohttp alone"
-QUIET: Final = "--log-level warning"
-READY_SECONDS: Final = 30.0
+QUIET: Final = ("--log-level", "warning")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,15 +53,6 @@ class Stage:
     ways: Mapping[str, Way]
     sidecar_pid: int
     engines: Mapping[str, Engine]  # DIRECT: that of all ways without a sidecar; OURS: that of the sidecar
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """A sidecar in its own process."""
-
-    url: str
-    admin: str  # URL of its admin port
-    pid: int
 
 
 @asynccontextmanager
@@ -111,39 +97,6 @@ async def engine_for(
         raise AssertionError("an engine that serves has a process")
     spy = await stack.enter_async_context(relay(process.base)) if relayed else None
     return Engine(url=spy.base if spy else process.base, relay=spy, base=process.base, pid=process.pid)
-
-
-@asynccontextmanager
-async def served(
-    upstream: str, words: str, stderr: int | None = None, *, tree: Path | None = None
-) -> AsyncIterator[Served]:
-    """Run `slotkeeper serve` in its own process, as users do; `words` are further arguments.
-
-    `tree`: another checkout to run it from.
-    """
-    port, admin = free_port(), free_port()
-    fixed = f"serve --upstream {upstream} --listen 127.0.0.1:{port} --admin-listen 127.0.0.1:{admin}"
-    line = f"{fixed} --drain-delay 0 --drain-timeout 1 {words}".split()
-    path = {"PYTHONPATH": str(tree / "proxy")} if tree else {}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "slotkeeper", *line, stderr=stderr, env={**os.environ, **path}
-    )
-    try:
-        async with asyncio.timeout(READY_SECONDS), httpx.AsyncClient() as client:
-            while not await _ready(client, f"http://127.0.0.1:{admin}/readyz"):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-        yield Served(url=f"http://127.0.0.1:{port}", admin=f"http://127.0.0.1:{admin}", pid=process.pid)
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
-
-
-async def _ready(client: httpx.AsyncClient, url: str) -> bool:
-    try:
-        return (await client.get(url)).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 def peak_memory_bytes(pid: int) -> int:

@@ -27,7 +27,8 @@ from benchmarks.figures import console, keep
 from benchmarks.first_byte import small_request
 from benchmarks.own_time import PATH, PAUSE_SECONDS, Conversation
 from benchmarks.raw import post
-from benchmarks.stage import QUIET, Way, engine_for, processor_seconds, served
+from benchmarks.stage import QUIET, Way, engine_for, processor_seconds
+from slotkeeper.bench.lab import served
 from slotkeeper.bench.texts import prose
 
 HERE: Final = Path(__file__).parents[1]

@@ -36,12 +36,13 @@ from benchmarks.busy import busy_loops
 from benchmarks.figures import FOLDER, console, keep
 from benchmarks.least_waits import LeastRequest, least_waits
 from benchmarks.projectors import Projector, projector
-from benchmarks.stage import QUIET, Served, peak_memory_bytes, processor_seconds, served, written_bytes
+from benchmarks.stage import QUIET, peak_memory_bytes, processor_seconds, written_bytes
 from benchmarks.waiting_figures import COLUMNS, KEY, Row, grouped
 from benchmarks.waiting_work import WORK, Client, Work, append
 from slotkeeper.api.answers.answer import PrefillTimes
 from slotkeeper.api.document import Doc
 from slotkeeper.bench import lab
+from slotkeeper.bench.lab import Served, served
 from slotkeeper.bench.measure import Oracle, Sample, Totals, times_of, totals
 from slotkeeper.bench.models import Fat, build
 from slotkeeper.bench.target import CHAT, Counter, Shot, Target, spoken
@@ -279,7 +280,7 @@ async def one_side(model: str, *, through: bool, images: bool) -> AsyncIterator[
         engine = await stack.enter_async_context(lab.restartable(binary, flags, root / "engine.log"))
         sidecar = None
         if through:
-            words = f"{QUIET} --slot-dir {folder} --hot-bytes 8GiB"
+            words = [*QUIET, "--slot-dir", str(folder), "--hot-bytes", "8GiB"]
             sidecar = await stack.enter_async_context(served(engine.base, words))
         yield Side(engine=engine, sidecar=sidecar)
 

@@ -29,7 +29,8 @@ from rich.table import Table
 
 from benchmarks.figures import console, keep
 from benchmarks.own_time import Conversation
-from benchmarks.stage import Served, Way, engine_for, processor_seconds, served
+from benchmarks.stage import Way, engine_for, processor_seconds
+from slotkeeper.bench.lab import Served, served
 from slotkeeper.bench.texts import prose
 
 TARGET: Final = 0.05
@@ -104,7 +105,9 @@ async def _lanes() -> AsyncIterator[Mapping[str, Lane]]:
         spans = f" --otlp-endpoint {collector}"
         for name, words in {OFF: NOTHING, PART: told, ON: watched + spans, AGAIN: NOTHING}.items():
             engine = await engine_for(stack, folder / name.replace(" ", "-"), 1, 65536, relayed=True)
-            sidecar = await stack.enter_async_context(served(engine.url, words, asyncio.subprocess.DEVNULL))
+            sidecar = await stack.enter_async_context(
+                served(engine.url, words.split(), asyncio.subprocess.DEVNULL)
+            )
             way = Way(name=name, url=sidecar.url, relay=engine.relay)
             head = {"role": "system", "content": prose(4000, 3)}
             lanes[name] = Lane(sidecar=sidecar, chat=Conversation(way=way, messages=[head]))

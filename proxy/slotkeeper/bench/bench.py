@@ -12,7 +12,6 @@ import os
 import platform
 import random
 import secrets
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -22,13 +21,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from slotkeeper import __version__
 from slotkeeper.bench.consumption import Meter, Used
 from slotkeeper.bench.demo import agents
+from slotkeeper.bench.lab import served
 from slotkeeper.bench.measure import Sample, impossible, notes, times_of, totals
 from slotkeeper.bench.target import CHAT, Script, Shot, Target, play
 from slotkeeper.engine.answers import EngineError, EngineGoneError
@@ -36,7 +35,7 @@ from slotkeeper.engine.child.launch import EngineBinary, free_port
 from slotkeeper.engine.child.process import EngineProcess
 from slotkeeper.engine.client import EngineClient
 
-READY_SECONDS: Final = 60.0  # until a sidecar of ours serves
+QUIET: Final = ("--log-level", "error")
 SLOTS: Final = 2  # of an engine that is started here
 CONTEXT_TOKENS: Final = 32_768  # of each
 # Nobody counts it: an engine's first pass is slow, and every prompt begins as one that the engine has seen.
@@ -225,7 +224,11 @@ async def _leg(engine: Engine, way: Way, found: Bench, progress: Progress, bar: 
             words = ["--rules", f"all={way.rules}"]
             if slots := engine.slot_dir(folder):
                 words += ["--slot-dir", str(slots)]
-            base, sidecar = await stack.enter_async_context(served(running.base, words))
+            try:
+                ours = await stack.enter_async_context(served(running.base, [*QUIET, *words]))
+            except TimeoutError:
+                raise BenchError("The sidecar does not serve; `slotkeeper doctor` may say why.") from None
+            base, sidecar = ours.url, ours.pid
         target = await stack.enter_async_context(Target(base, [running.base]))
         await target.fire(WARM_UP)
         meter = await stack.enter_async_context(Meter(engine=running.pid, sidecar=sidecar))
@@ -264,36 +267,6 @@ async def _described(engine: Engine, base: str) -> dict[str, str]:
         "model": Path(model).name,
         "slots": str(props.get("total_slots") or "unknown"),
     }
-
-
-@asynccontextmanager
-async def served(upstream: str, words: Sequence[str]) -> AsyncIterator[tuple[str, int]]:
-    """Run `slotkeeper serve` in a process of its own; yield the URL of its data port, and its process.
-
-    Raises BenchError if it does not serve.
-    """
-    port, admin = free_port(), free_port()
-    line = f"serve --upstream {upstream} --listen 127.0.0.1:{port} --admin-listen 127.0.0.1:{admin}"
-    fixed = f"{line} --drain-delay 0 --drain-timeout 1 --log-level error".split()
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "slotkeeper", *fixed, *words)
-    try:
-        await _ready(f"http://127.0.0.1:{admin}/readyz", process)
-        yield f"http://127.0.0.1:{port}", process.pid
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
-
-
-async def _ready(url: str, process: asyncio.subprocess.Process) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(READY_SECONDS), httpx.AsyncClient() as client:
-            while process.returncode is None:
-                with suppress(httpx.HTTPError):
-                    if (await client.get(url)).status_code == 200:
-                        return
-                await asyncio.sleep(0.1)
-    raise BenchError("The sidecar does not serve; `slotkeeper doctor` may say why.")
 
 
 def troubles(found: Bench) -> list[str]:

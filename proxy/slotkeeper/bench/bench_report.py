@@ -109,7 +109,7 @@ body { margin: 0 auto; max-width: 60rem; padding: 1.5rem; background: var(--page
 h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; } p { color: var(--muted); }
 .wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
 th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--line); text-align: right; }
-th:first-child, td:first-child { text-align: left; }
+th:first-child, td:first-child { text-align: left; } tbody th { font-weight: 400; }
 td { font-variant-numeric: tabular-nums; }
 figure { margin: 0; } .way { display: grid; grid-template-columns: 11rem 1fr 5rem; gap: .6rem;
   align-items: center; margin: .3rem 0; }

@@ -6,11 +6,15 @@ Each is a context manager and ends with its block.
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
+
+import httpx
 
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench.models import Fat, Model, Tiny, build
@@ -33,6 +37,7 @@ from slotkeeper.settings import Settings
 
 LOOK_SECONDS: Final = 0.02
 READY_SECONDS: Final = 120.0  # the probe sends some 50 prompts, and the machine may be busy
+SERVED_SECONDS: Final = 60.0  # until a sidecar in its own process is ready
 REST_SECONDS: Final = 300.0  # a save that took seconds on a busy machine waits for a rest of a minute or two
 ANY_PORT: Final = "127.0.0.1:0"
 PREFILLED: Final = "slotkeeper_prefill_tokens_total"
@@ -219,6 +224,48 @@ async def sidecar(base: str, flags: EngineFlags | None = None, **settings: Any) 
     """Run a sidecar; yield the URL of its data port once it has probed the engine at `base`."""
     async with in_front_of(base, flags, **settings) as started:
         yield url_of(started)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A sidecar in its own process."""
+
+    url: str
+    admin: str  # URL of its admin port
+    pid: int
+
+
+@asynccontextmanager
+async def served(
+    upstream: str, words: Sequence[str], stderr: int | None = None, *, tree: Path | None = None
+) -> AsyncIterator[Served]:
+    """Run `slotkeeper serve` in its own process, as users do; `words` are further arguments.
+
+    `tree`: another checkout to run it from. Raises TimeoutError if it is not ready in time.
+    """
+    port, admin = free_port(), free_port()
+    fixed = f"serve --upstream {upstream} --listen 127.0.0.1:{port} --admin-listen 127.0.0.1:{admin}"
+    line = [*f"{fixed} --drain-delay 0 --drain-timeout 1".split(), *words]
+    path = {"PYTHONPATH": str(tree / "proxy")} if tree else {}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "slotkeeper", *line, stderr=stderr, env={**os.environ, **path}
+    )
+    try:
+        async with asyncio.timeout(SERVED_SECONDS), httpx.AsyncClient() as client:
+            while not await _answers(client, f"http://127.0.0.1:{admin}/readyz"):  # noqa: ASYNC110
+                await asyncio.sleep(LOOK_SECONDS)
+        yield Served(url=f"http://127.0.0.1:{port}", admin=f"http://127.0.0.1:{admin}", pid=process.pid)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def _answers(client: httpx.AsyncClient, url: str) -> bool:
+    try:
+        return (await client.get(url)).status_code == 200
+    except httpx.HTTPError:
+        return False
 
 
 @asynccontextmanager
