@@ -258,7 +258,8 @@ class EngineAnswer(asyncio.Protocol):
         if self._has_head or status < 200:
             return
         self.status, self._has_head, self._ended = status, True, self._bodiless
-        self._delimited = "Content-Length" in self.headers or "Transfer-Encoding" in self.headers
+        chunked = "chunked" in self.headers.get("Transfer-Encoding", "").lower()
+        self._delimited = chunked or "Content-Length" in self.headers
 
     def on_body(self, data: bytes) -> None:
         if not self._ended:

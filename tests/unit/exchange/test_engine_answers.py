@@ -83,11 +83,12 @@ async def body_of(answer: EngineAnswer) -> bytes:
         ([b"HTTP/1.1 2", b"00 O", b"K\r\nContent-Le", b"ngth: 5\r\n\r", b"\nhe", b"llo"], b"hello"),
         ([CHUNKED + b"2\r\nhe\r\n", b"3\r\nllo\r\n0\r\nX-Trailer: 1\r\n\r\n"], b"hello"),
         ([b"HTTP/1.1 200 OK\r\n\r\nhel", b"lo"], b"hello"),
+        ([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: identity\r\n\r\nhel", b"lo"], b"hello"),
         ([b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"], b"hello"),
         ([b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello and what nobody announced"], b"hello"),
         ([b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"], b""),
     ],
-    ids=["whole", "in pieces", "chunks", "until its end", "after a 100", "more than announced", "empty"],
+    ids=["whole", "in pieces", "chunks", "until its end", "not in chunks", "after a 100", "more than announced", "empty"],
 )
 async def test_every_framing_is_read_to_its_end(pieces, body):
     async with asked(saying(*pieces)) as answer:
