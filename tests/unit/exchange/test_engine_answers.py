@@ -88,7 +88,16 @@ async def body_of(answer: EngineAnswer) -> bytes:
         ([b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello and what nobody announced"], b"hello"),
         ([b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"], b""),
     ],
-    ids=["whole", "in pieces", "chunks", "until its end", "not in chunks", "after a 100", "more than announced", "empty"],
+    ids=[
+        "whole",
+        "in pieces",
+        "chunks",
+        "until its end",
+        "not in chunks",
+        "after a 100",
+        "more than announced",
+        "empty",
+    ],
 )
 async def test_every_framing_is_read_to_its_end(pieces, body):
     async with asked(saying(*pieces)) as answer:
