@@ -216,3 +216,6 @@ async def test_a_reply_to_a_brief_request_is_learned_if_it_is_long(engine, monke
         await playing._ask(orjson.dumps({**body, "max_tokens": 8 + more, "ignore_eos": True}))
         await until(lambda: not playing.driver.learning, "all that is to be known is")
     assert learned == [9] * more
+    assert "1 replies" in repr(
+        playing.driver.next_turns
+    )  # how the client sends it back is learned in any case

@@ -1271,7 +1271,10 @@ class Account:
             self.render()
             if self._answered and (self._answered[0].figures.generated or 0) > BRIEF_REPLY_TOKENS:
                 await self._learn_reply(*self._answered)
-            elif self.renders:
+            elif self._answered and self._answered[0].reply and self.forms.ask:
+                with suppress(NotOurs):
+                    driver.next_turns.heard(self.record.client, self.forms.ask, self._answered[0].reply)
+            if self.renders:
                 await self.rendered.wait()
         finally:
             driver.learning.discard(self.key)

@@ -276,10 +276,10 @@ class NextTurns:
         `moment` returns False. Raises the errors of rendering (`RENDER_FAILURES`), and NotOurs for messages
         that are nested too deep.
         """
-        if ask.chat is None or not ask.chat["messages"] or ask.claim.copies > 1:
+        habit = self.heard(client, ask, reply)
+        if ask.chat is None or habit is None:
             return None
         messages = ask.chat["messages"]
-        habit = self.follow(client, ask.api, messages, reply)
         # If an assistant message is last, the reply continues it (a prefilled answer).
         if messages[-1].get("role") == "assistant" or not returnable(reply):
             return None
@@ -289,6 +289,12 @@ class NextTurns:
         render = render or link.render_chat
         certain = {await _shared(render, ask.chat, reply, guess, auth) for guess in possible}
         return certain.pop() if len(certain) == 1 else None
+
+    def heard(self, client: str, ask: Ask, reply: Doc) -> Habit | None:
+        """Call `follow` for a chat with one answer; None for all else. Raises NotOurs."""
+        if ask.chat is None or not ask.chat["messages"] or ask.claim.copies > 1:
+            return None
+        return self.follow(client, ask.api, ask.chat["messages"], reply)
 
     def follow(self, client: str, api: Api, messages: Sequence[Doc], reply: Doc) -> Habit:
         """Learn from a client's messages and return its habit; store `reply` for its next request."""
