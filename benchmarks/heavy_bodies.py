@@ -217,9 +217,8 @@ async def measure(size: int, chosen: list[str]) -> dict[str, dict[str, Any]]:
         for name, case in CASES.items():
             if chosen and name not in chosen:
                 continue
-            async with served(
-                engine.url, QUIET
-            ) as sidecar:  # each case begins with the memory of a new process
+            # Each case begins with the memory of a new process.
+            async with served(engine.url, QUIET) as sidecar:
                 _, idle = await watched(sidecar, asyncio.sleep(REST_SECONDS))
                 row = await one(sidecar, case, size)
                 found[name] = {**row, "idle_livez_ms": round(1000 * idle.latest)}

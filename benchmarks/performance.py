@@ -2,7 +2,7 @@
 
 `python -m benchmarks.performance [--requests 200] [--rounds 20] [--turns 30]`. Each way has an engine of its
 own. Processor time is that of a way's processes, less what they take without requests. It runs for about
-eight minutes; run it alone on the machine, since anything else there slows all ways.
+ten minutes; run it alone on the machine, since anything else there slows all ways.
 """
 
 from __future__ import annotations

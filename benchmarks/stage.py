@@ -12,16 +12,18 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from benchmarks.bare_proxy import bare_proxy
 from benchmarks.figures import console
 from benchmarks.nginx import MISSING, find, nginx
 from benchmarks.raw import Relay, relay
-from slotkeeper.bench import lab
+from slotkeeper.bench import consumption, lab
 from slotkeeper.bench.lab import served
 from slotkeeper.bench.models import Tiny, build
 from slotkeeper.engine.child.launch import EngineKind, find_engine, skulk
+
+N = TypeVar("N", int, float)
 
 DIRECT: Final = "direct"
 OURS: Final = "slotkeeper"
@@ -100,9 +102,8 @@ async def engine_for(
 
 
 def peak_memory_bytes(pid: int) -> int:
-    """Return the most memory that a process has had so far. psutil does not tell it on Linux."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    """Return the most memory that a process has had so far. Raises ProcessLookupError if it has ended."""
+    return _known(consumption.peak_memory_bytes(pid), pid)
 
 
 def written_bytes(pid: int) -> int:
@@ -112,6 +113,11 @@ def written_bytes(pid: int) -> int:
 
 
 def processor_seconds(pid: int) -> float:
-    """Return the seconds that all threads of a process have run. psutil's `cpu_times` would be too coarse."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+    """Return the seconds that a process has run. Raises ProcessLookupError if it has ended."""
+    return _known(consumption.processor_seconds(pid), pid)
+
+
+def _known(value: N | None, pid: int) -> N:
+    if value is None:
+        raise ProcessLookupError(f"process {pid} tells nothing")
+    return value

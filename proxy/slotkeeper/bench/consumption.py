@@ -105,7 +105,7 @@ def written_bytes(pid: int) -> int | None:
 
 
 def processor_seconds(pid: int | None) -> float | None:
-    """Return the seconds that all threads of a process have run."""
+    """Return the seconds that all threads of a process have run. psutil's `cpu_times` would be too coarse."""
     tasks = list(Path(f"/proc/{pid}/task").glob("*/schedstat"))
     with suppress(OSError, ValueError, IndexError):
         return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9 if tasks else None

@@ -930,7 +930,7 @@ class Relay:
             return True
 
         async def write(chunk: bytes) -> None:
-            assembler.feed(chunk)
+            put(chunk)
 
         try:
             await self._copied(put, write, bytes)

@@ -655,16 +655,12 @@ async def copy(
         seen(arrived)
         return True
 
-    ended = False
     try:
-        if read and not take(read):
+        held_up = bool(read) and not take(read)
+        while held_up or not await answer.deliver(take):
             await write(passing)
             seen(chunk)
-        while not ended:
-            ended = await answer.deliver(take)
-            if not ended:
-                await write(passing)
-                seen(chunk)
+            held_up = False
     except BrokenOff as error:
         raise _broken_off() from error
 
