@@ -8,17 +8,20 @@ which is harder than a token for each.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import parse
+from slotkeeper.engine.answers import EngineError
 from slotkeeper.engine.client import EngineAddress
 from slotkeeper.engine.traits import read_traits
 from slotkeeper.runtime.link import EngineLink
-from slotkeeper.runtime.render import boundaries_of, prompt_of
+from slotkeeper.runtime.render import TurnRenderer, boundaries_of, prompt_of
 from slotkeeper.scheduler.prompts.tokens import Boundary, BoundaryKind, Tokens
 from slotkeeper.scheduler.slots.engine_model import Memory
 from slotkeeper.scheduler.types import EngineId
@@ -26,7 +29,7 @@ from slotkeeper.scheduler.types import EngineId
 TEMPLATES = Path(__file__).parent / "templates"
 FILLER = " ".join(f"Rule {n} is to be kept." for n in range(150))
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
-TOOL = {
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {"name": "weather", "description": "Look outside.", "parameters": SCHEMA},
 }
@@ -36,11 +39,11 @@ FIRST = {"role": "user", "content": "Hello there, who are you?"}
 GREETING = {"role": "assistant", "content": "A model, as you see."}
 SECOND = {"role": "user", "content": "Weather in Rome, please."}
 CALL = {"id": "c12345678", "type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}
-CALLS = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+CALLS: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 RESULT = {"role": "tool", "tool_call_id": "c12345678", "content": "Fine and warm."}
 ANSWER = {"role": "assistant", "content": "It is fine and warm."}
 THIRD = {"role": "user", "content": "Tell me more of it."}
-TALK = [SYSTEM, FIRST, GREETING, SECOND]
+TALK: list[dict[str, Any]] = [SYSTEM, FIRST, GREETING, SECOND]
 LOOP = [*TALK, CALLS, RESULT]
 WHOLE = [*LOOP, ANSWER, THIRD]
 
@@ -267,3 +270,74 @@ async def test_a_long_message_has_boundaries_where_its_last_lines_begin(engine_f
             assert prompt.begins_with(before), kind
             assert any(b.kind is BoundaryKind.LINE for b in found), kind
             assert list(found) == sorted(found)
+
+
+# -- chats of which only the end is rendered -------------------------------------------------------------
+
+THOUGHT = {**ANSWER, "reasoning_content": "It was fine, so it is."}
+NEW_CALL = {"id": "d12345678", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+NEW_CALLS = {**CALLS, "tool_calls": [NEW_CALL], "reasoning_content": "I had better look again."}
+NEW_RESULT = {**RESULT, "tool_call_id": "d12345678", "content": "Rain\n\n7"}
+OLD_TALK = [SYSTEM, *[FIRST, GREETING] * 6]
+LONG_CHATS: dict[str, list[dict[str, Any]]] = {
+    "question": [*OLD_TALK, SECOND],
+    "result": [*OLD_TALK, SECOND, {**CALLS, "reasoning_content": "Let me look."}, RESULT],
+    "loop": [*OLD_TALK, SECOND, *[CALLS, RESULT] * 4],
+    "one task": [SYSTEM, SECOND, *[CALLS, RESULT] * 8],
+    "later": [*OLD_TALK, SECOND, CALLS, RESULT, ANSWER, THIRD],
+}
+FOLLOWING: dict[str, list[dict[str, Any]]] = {
+    "user": [ANSWER, THIRD],
+    "thought, user": [THOUGHT, THIRD],
+    "thought, result": [THOUGHT, {**RESULT, "tool_call_id": "x"}],
+    "call": [NEW_CALLS, NEW_RESULT],
+    "call, user": [NEW_CALLS, NEW_RESULT, THIRD],
+}
+
+
+def is_result(message) -> bool:
+    return message["role"] == "tool"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_a_chat_rendered_by_its_end_is_the_whole_chat(engine_factory, build, name):
+    """Whatever the template does with reasoning, tools and the order of messages."""
+    family, args = FAMILIES[name], ["-c", "8192", "-np", "1"]
+    asked, parts = list[int](), 0
+    both = [TOOL, {**TOOL, "function": {**TOOL["function"], "name": "b"}}]
+    tools = {"tools": both} if family.tools else {}
+    if name != "chatml":
+        args += ["--chat-template-file", str(TEMPLATES / f"{name}.jinja")]
+    started = engine_factory("tiny-dense", build, args=args)
+    async with ProbedEngine(started.base) as engine:
+        link, render_text = engine.link, engine.link.chat_text
+        assert not link.dated
+
+        async def spied(chat, auth):
+            asked.append(len(orjson.dumps(chat)))
+            return await render_text(chat, auth)
+
+        link.chat_text = spied
+        for messages, added in product(LONG_CHATS.values(), FOLLOWING.values()):
+            chat, longer = ({"messages": said, **tools} for said in (messages, [*messages, *added]))
+            kind = (added[-1]["role"] == "user", bool(added[0].get("tool_calls")))
+            link.renders_parts = {kind: True}
+            render = TurnRenderer(link)
+            try:
+                await render.prompt(chat, {})
+                whole = await link.render_chat(longer, {})
+            except EngineError:  # this family has no such chats
+                continue
+            asked.clear()
+            found, after = await render(longer, {}), TurnRenderer(link, render)
+            part = sum(asked) < len(orjson.dumps(chat)) / 2
+            parts += part
+            if is_result(added[-1]) and not added[0].get("tool_calls"):  # no client sends that
+                text = await engine.text(longer)
+                end = len(await engine.ids(text[: text.rindex(ANSWER["content"]) + len(ANSWER["content"])]))
+                assert found.lcp(whole) >= end - 1
+                continue
+            assert found == whole
+            assert await after.prompt(longer, {}) == whole
+            assert after.pieced is part
+    assert parts >= (2 if family.inside else 20)

@@ -29,7 +29,7 @@ from slotkeeper.observe.request_record import BUCKET, BUCKETS, ClientFigures, Cl
 from slotkeeper.observe.request_record import NAMED_CLIENTS as CLIENTS
 from slotkeeper.observe.states import Spent
 from slotkeeper.runtime.driver import LATE_RENDER_BYTES, LateRenders
-from slotkeeper.runtime.render import Recent
+from slotkeeper.runtime.render import LATEST_PROMPTS_CHARACTERS, LatestPrompts, Recent, TurnRenderer
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.events import SnapshotsChanged
 from slotkeeper.scheduler.idle_work import coldest
@@ -57,6 +57,7 @@ from slotkeeper.store.files import Lane
 from slotkeeper.vocab.tokenizer import SegmentCache
 from unit.conversation.talks import chat, reply, system, user
 from unit.observe.watched import record
+from unit.runtime.stubs import StubLink, asked
 from unit.store.saving import keep, names_in, opened
 
 TRAITS: Final = EngineTraits(
@@ -326,6 +327,15 @@ def newest_entries() -> tuple[int, int]:
     return len(recent), 10
 
 
+def latest_prompts() -> tuple[int, int]:
+    latest, link, size = LatestPrompts(), StubLink(), LATEST_PROMPTS_CHARACTERS // 8
+    for n in range(80):
+        ask = asked(hash_chain=(b"", b"%d" % n))
+        for _ in range(2):  # the second replaces the first
+            latest.keep(ask, TurnRenderer(link, chat={"messages": []}, text="x" * size))
+    return sum(len(kept.text) for kept in latest._renderers.values()), 8 * size
+
+
 def events_of_a_stream() -> tuple[int, int]:
     splitter = SseSplitter(limit=1000)
     for _ in range(100):
@@ -413,6 +423,7 @@ FILLED: Final[tuple[Callable[[], tuple[int, int]], ...]] = (
     journal,
     owners_of_files,
     newest_entries,
+    latest_prompts,
     events_of_a_stream,
     series_of_metrics,
 )

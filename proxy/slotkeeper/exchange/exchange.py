@@ -78,7 +78,14 @@ from slotkeeper.observe.request_record import BRIEFEST_WAIT, Record, RequestStag
 from slotkeeper.runtime.driver import LATEST, Driver
 from slotkeeper.runtime.heavy import Weighed, Weigher
 from slotkeeper.runtime.link import EngineLink
-from slotkeeper.runtime.render import RENDER_FAILURES, RenderedOnce, boundaries_of, prompt_of, with_reply
+from slotkeeper.runtime.render import (
+    LONG_CHAT_BYTES,
+    RENDER_FAILURES,
+    TurnRenderer,
+    boundaries_of,
+    prompt_of,
+    with_reply,
+)
 from slotkeeper.runtime.rewriting import Rewriting, Taken
 from slotkeeper.runtime.tasks import Aside, Runner, Tasks, here
 from slotkeeper.scheduler.effects import Forward
@@ -1060,8 +1067,8 @@ async def _refused(link: EngineLink, chat: Doc, auth: Mapping[str, str]) -> bool
 # On other routes a different count may come from our conversion of the body.
 OUR_TOKENIZER: Final = frozenset({Api.CHAT, Api.COMPLETION, Api.COMPLETIONS})
 
-Found = tuple[Tokens | None, tuple[Boundary, ...]]
-NOT_FOUND: Final[Found] = (None, ())
+Found = tuple[Tokens | None, tuple[Boundary, ...], TurnRenderer | None]
+NOT_FOUND: Final[Found] = (None, (), None)
 NO_SECRETS: Final = Secrets(frozenset())
 
 
@@ -1311,8 +1318,8 @@ class Account:
             if isinstance(error, TokenizeError):  # else the model cannot take it, or the engine is gone
                 self._metrics.fallback("render")
         finally:
-            (own, boundaries), (rewritten, others) = found
-            self.forms.prompts = (own, rewritten)
+            (own, boundaries, render), (rewritten, others, other_render) = found
+            self.forms.prompts, self.forms.renderers = (own, rewritten), (render, other_render)
             rendered.set()
             at = driver.now()
             prompt = self.forms.prompt
@@ -1333,11 +1340,19 @@ class Account:
         self._metrics.spent("render", driver.now() - started)
 
     async def _found(self, link: EngineLink, ask: Ask) -> Found:
-        """Return the prompt's tokens and its boundaries. Raises what `render` raises."""
-        large = self.record.body_bytes > LARGE
+        """Return the prompt's tokens, its boundaries, and what renders longer chats of its.
+
+        Raises what `prompt_of` raises.
+        """
+        size, latest = self.record.body_bytes, self._driver.latest_prompts
+        large, render = size > LARGE, latest.renderer(link, ask) if size > LONG_CHAT_BYTES else None
         async with self._driver.large_renders if large else nullcontext():
-            prompt = await prompt_of(link, ask, self._auth)
-            return (prompt, () if prompt is None else await boundaries_of(link, ask, prompt, self._auth))
+            prompt = await prompt_of(link, ask, self._auth, render)
+            if prompt is None:
+                return NOT_FOUND
+            if render:
+                latest.keep(ask, render)
+            return prompt, await boundaries_of(link, ask, prompt, self._auth), render
 
     @property
     def rules(self) -> list[str]:
@@ -1451,7 +1466,9 @@ class Account:
         prompt = self.forms.prompt
         if prompt is None or counted is None or counted == len(prompt):
             return
-        if prompt.chunks:
+        if self.forms.renderer(link).pieced:
+            link.renders_parts = dict.fromkeys(link.renders_parts, False)
+        elif prompt.chunks:
             link.images.distrust(prompt)
         elif self._api in OUR_TOKENIZER and link.tokenizer is not None:
             link.tokenizer.distrust(f"counted {len(prompt)} tokens where the engine counted {counted}")
@@ -1467,17 +1484,18 @@ class Account:
             ask, prompt, reply = self.forms.ask, self.forms.prompt, answer.reply
             if ask is None or prompt is None or reply is None:
                 return
-            render = RenderedOnce(link)
+            render = self.forms.renderer(link)
             await self._as_sampled(render, ask, prompt, reply, answer.figures.generated or 0)
             ahead = driver.looks_ahead and ask.claim.hints.prefetch
             begins = await self._as_sent_back(render, ask, reply) if ahead else None
             chance = driver.next_turns.chance(self.record.client, ask.api, reply)
             driver.post(NextKnown(at=driver.now(), request=self.key, tokens=begins, chance=chance))
+            render.ends()
         finally:
             driver.learning.discard(self.key)
 
     async def _as_sampled(
-        self, render: RenderedOnce, ask: Ask, prompt: Tokens, reply: Doc, generated: int
+        self, render: TurnRenderer, ask: Ask, prompt: Tokens, reply: Doc, generated: int
     ) -> None:
         """Give the driver the reply's tokens as they were sampled."""
         driver = self._driver
@@ -1491,7 +1509,7 @@ class Account:
         if tokens is not None:
             driver.post(ReplyKnown(at=driver.now(), request=self.key, tokens=tokens))
 
-    async def _as_sent_back(self, render: RenderedOnce, ask: Ask, reply: Doc) -> Tokens | None:
+    async def _as_sent_back(self, render: TurnRenderer, ask: Ask, reply: Doc) -> Tokens | None:
         """Return the tokens with which the next turn begins."""
         driver, client = self._driver, self.record.client
         moment = partial(driver.idle_moment, self.key)
@@ -1544,6 +1562,7 @@ class Forms:
     rewritten: Ask | None = None  # what they propose
     changed: bool = False  # whether the rules' form is sent
     prompts: tuple[Tokens | None, Tokens | None] = (None, None)  # the prompt of either form
+    renderers: tuple[TurnRenderer | None, TurnRenderer | None] = (None, None)  # of either long form
 
     @property
     def ask(self) -> Ask | None:
@@ -1554,6 +1573,11 @@ class Forms:
     def prompt(self) -> Tokens | None:
         """The prompt of the form that is sent."""
         return self.prompts[self.changed]
+
+    def renderer(self, link: EngineLink) -> TurnRenderer:
+        """Return what renders chats that continue the form that is sent, with this engine's template."""
+        found = self.renderers[self.changed]
+        return found if found and found.link is link else TurnRenderer(link)
 
 
 # -- what a request costs its key ------------------------------------------------------------------------

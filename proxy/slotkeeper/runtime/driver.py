@@ -26,7 +26,7 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.request_record import ClientFigures
 from slotkeeper.runtime.engines import Engines, LinkMaker, Membership
 from slotkeeper.runtime.link import EngineLink
-from slotkeeper.runtime.render import NextTurns
+from slotkeeper.runtime.render import LatestPrompts, NextTurns
 from slotkeeper.runtime.slot_files import Snapshots
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.effects import (
@@ -152,7 +152,7 @@ class Driver:
             lost=self._engine_lost,
             progress=lambda request, computed: self.note(self.journal.planting, request, computed),
         )
-        self.next_turns = NextTurns()
+        self.next_turns, self.latest_prompts = NextTurns(), LatestPrompts()
         self.numbers = count(1)  # numbers of requests: a client may send one id twice
         self.large_renders = asyncio.Semaphore(LARGE_RENDERS)
         self.learning: set[RequestId] = set()  # requests whose replies are being rendered

@@ -94,6 +94,10 @@ class EngineLink:
     labels: tuple[tuple[str, str], ...] = ()  # the user's labels for it
     draining: bool = False  # no request may begin there
     assembles: bool = True  # whole answers can be made of its streams, as far as we know
+    # Whether its template shows messages behind the last ones as it does behind the whole chat, by whether a
+    # user message is the last of them, and whether they begin with calls.
+    renders_parts: dict[tuple[bool, bool], bool] = field(default_factory=dict)
+    dated: bool = True  # its template may show the time
 
     # Whether it is there
     health: Health = Health.DOWN
@@ -468,7 +472,8 @@ class EngineLink:
             reading = await self.read(may_compute=self.may_compute, hurried=lambda: self._hurried)
         finally:
             self.probed += self.client.computed - before
-        self.tokenizer = await self.fitting(reading)
+        self.tokenizer, self.renders_parts = await self.fitting(reading), {}
+        self.dated = shows_time(str(reading.props.get("chat_template") or ""))
         ending = await self.render_text(str(reading.props.get("eos_token") or ""), {})
         self.end_of_turn = ending[0] if len(ending) == 1 else -1
         self.fresh = await self._unused(reading.left)  # last: requests may have gone there during the probe
@@ -617,7 +622,14 @@ class EngineLink:
 
         Raises EngineError, EngineGoneError, and ValueError for images whose tokens cannot be known.
         """
-        text = await self.client.apply_template(chat, headers=auth or self.auth)
+        return await self.chat_tokens(await self.chat_text(chat, auth), chat, auth)
+
+    async def chat_text(self, chat: Doc, auth: Mapping[str, str]) -> str:
+        """Return a chat as the engine's template renders it. Raises EngineError, EngineGoneError."""
+        return await self.client.apply_template(chat, headers=auth or self.auth)
+
+    async def chat_tokens(self, text: str, chat: Doc, auth: Mapping[str, str]) -> Tokens:
+        """Return the tokens of a rendered chat. Raises the errors of `render_chat`."""
         images = digests(chat) if self.images.marker else ()
         with self._tokenizer_for(auth) as tokenizer:
             if images:
@@ -654,6 +666,15 @@ class EngineLink:
             yield self.tokenizer
         finally:
             _LENT.reset(before)
+
+
+# What templates call for the date, and the values that the engine gives to those that name them.
+TIMES: Final = ("strftime_now", "date_string", "datetime")
+
+
+def shows_time(chat_template: str) -> bool:
+    """Whether a template may render the same chat otherwise at another time; True if it is not known."""
+    return not chat_template or any(name in chat_template for name in TIMES)
 
 
 # -- its tokenizer ---------------------------------------------------------------------------------------

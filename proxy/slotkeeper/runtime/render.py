@@ -8,6 +8,7 @@ is unknown. For a long last message its last lines are tokenized again, each wit
 from __future__ import annotations
 
 from asyncio import gather
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -56,20 +57,158 @@ RENDER_FAILURES: Final = (EngineError, EngineGoneError, TokenizeError, ValueErro
 Render = Callable[[Doc, Mapping[str, str]], Awaitable[Tokens]]  # `EngineLink.render_chat`
 
 
+LATEST_PROMPTS_CHARACTERS: Final = 4 << 20  # of all together; their messages take as much again
+LONG_CHAT_BYTES: Final = 16 << 10  # of a request: below, the whole chat is rendered as quickly as a part
+# How a chat asks for tools without naming one: then all tools but one can be left out.
+UNNAMED_CHOICES: Final = frozenset({"auto", "none", "required", ""})
+
+
 @dataclass(slots=True)
-class RenderedOnce:
-    """Renders the chats of one turn, each once: a reply and the next turn often need the same one."""
+class TurnRenderer:
+    """Renders the chats of one turn, each once: the prompt, and chats that add messages to it.
+
+    The engine takes tens of milliseconds to render a long chat, nearly all of which stays the same when
+    messages are added. So only its last messages are rendered, with the new ones and without them; what
+    differs is put behind the text that is known. Both renderings must agree with that text, or the whole chat
+    is rendered. If the engine counts other tokens in a prompt than its text has, parts are rendered no more.
+    """
 
     link: EngineLink
+    before: TurnRenderer | None = None  # of the turn before
+    chat: Doc | None = None  # of the prompt; None: it is short, or was not rendered here
+    text: str = ""  # of the prompt, as the template renders it
+    pieced: bool = False  # whether only its end was rendered
+    _losses: int = field(init=False)
     _done: list[tuple[Doc, Tokens]] = field(default_factory=list)
+    _ends: dict[int, str] = field(default_factory=dict)  # the last messages of `chat`, by their number
+
+    def __post_init__(self) -> None:
+        self._losses = self.link.losses
+
+    async def prompt(self, chat: Doc, auth: Mapping[str, str]) -> Tokens:
+        """Render the prompt of a long chat. Raises what `EngineLink.render_chat` raises."""
+        before, self.before = self.before, None
+        text = await before.longer(chat, auth) if before and not self.link.dated else None
+        self.pieced = text is not None
+        self.text = await self.link.chat_text(chat, auth) if text is None else text
+        self.chat = chat
+        return await self.link.chat_tokens(self.text, chat, auth)
 
     async def __call__(self, chat: Doc, auth: Mapping[str, str]) -> Tokens:
+        """Render a chat whole or in part. Raises what `EngineLink.render_chat` raises."""
         for done, tokens in self._done:
             if done == chat:  # quick: their messages are the same objects
                 return tokens
-        tokens = await self.link.render_chat(chat, auth)
-        self._done.append((chat, tokens))
+        text = await self.longer(chat, auth)
+        rendering = self.link.chat_tokens(text, chat, auth) if text else self.link.render_chat(chat, auth)
+        self._done.append((chat, tokens := await rendering))
         return tokens
+
+    def ends(self) -> None:
+        """Forget all tokens: the turn has ended."""
+        self._done.clear()
+
+    async def longer(self, chat: Doc, auth: Mapping[str, str]) -> str | None:
+        """Return the text of a chat that adds messages to the prompt; None: it must be rendered whole.
+
+        Of each kind of additions, the first is also rendered whole, and compared.
+        """
+        link = self.link
+        if self.chat is None or link.losses != self._losses or (short := shortened(self.chat, chat)) is None:
+            return None
+        added = chat["messages"][len(self.chat["messages"]) :]
+        kind = (text(added[-1], "role") == "user", bool(rows(added[0].get("tool_calls"))))
+        known = link.renders_parts.get(kind)
+        found = None if known is False else await self._pieced(short, added, auth)
+        if known is None:
+            whole = await link.chat_text(chat, auth)
+            link.renders_parts[kind] = found == whole
+            return whole
+        if found is None:
+            link.renders_parts[kind] = False
+        return found
+
+    async def _pieced(self, short: Doc, added: Sequence[Doc], auth: Mapping[str, str]) -> str | None:
+        kept = short["messages"]
+        try:
+            before = self._ends.get(len(kept)) or await self.link.chat_text(short, auth)
+            self._ends[len(kept)] = before
+            longer = await self.link.chat_text({**short, "messages": [*kept, *added]}, auth)
+        except EngineError:  # the template wants a system message, or the like
+            return None
+        return spliced(self.text, before, longer, last=words(kept[-1]).strip())
+
+
+class LatestPrompts:
+    """The renderers of the latest long prompts, from which the next turns are rendered."""
+
+    def __init__(self) -> None:
+        self._renderers: OrderedDict[bytes, TurnRenderer] = OrderedDict()  # by the digest of all messages
+        self._characters = 0
+
+    def renderer(self, link: EngineLink, ask: Ask) -> TurnRenderer:
+        """Return a new renderer, which knows the turn before if that was rendered for this engine."""
+        earlier = (self._renderers.get(digest) for digest in ask.hash_chain[-2:0:-1])
+        before = next(filter(None, earlier), None)
+        return TurnRenderer(link, before if before and before.link is link else None)
+
+    def keep(self, ask: Ask, renderer: TurnRenderer) -> None:
+        if renderer.chat is None or not ask.hash_chain:
+            return
+        key = ask.hash_chain[-1]
+        self._characters -= len(replaced.text) if (replaced := self._renderers.pop(key, None)) else 0
+        self._renderers[key] = renderer
+        self._characters += len(renderer.text)
+        while self._characters > LATEST_PROMPTS_CHARACTERS:
+            _, oldest = self._renderers.popitem(last=False)
+            self._characters -= len(oldest.text)
+
+
+def shortened(chat: Doc, longer: Doc) -> Doc | None:
+    """Return the part of a chat to which a template adds the same text as to the whole chat.
+
+    A user message may change how the messages since the last one are rendered (reasoning is left out), so all
+    of these are kept; if only calls and their results are added, the last ones are enough. Templates show
+    tools in one place, so one tool is enough. None: `longer` is not `chat` with more messages, or most of the
+    chat would have to be kept.
+    """
+    messages, later = chat["messages"], longer["messages"]
+    added = later[len(messages) :]
+    roles = [text(message, "role") for message in messages]
+    if (
+        not added
+        or later[: len(messages)] != messages  # quick: they are the same objects
+        or any(chat.get(name) != value for name, value in longer.items() if name != "messages")
+        or "user" not in roles
+        or roles[-1] == "assistant"  # the reply continues it
+        or not words(messages[-1]).strip()
+    ):
+        return None
+    asked = len(roles) - 1 - roles[::-1].index("user")
+    kept = messages[asked:]
+    if all(text(message, "role") == "tool" or message.get("tool_calls") for message in added):
+        called = [at for at in range(asked, len(roles)) if roles[at] == "assistant"]
+        kept = [messages[asked], *messages[called[-1] :]] if called else kept
+    if len(kept) * 2 > len(messages) and asked:
+        return None
+    tools = rows(chat.get("tools"))
+    fewer = {"tools": tools[:1]} if tools and chat.get("tool_choice", "") in UNNAMED_CHOICES else {}
+    return {**chat, **fewer, "messages": list(kept)}
+
+
+def spliced(whole: str, before: str, longer: str, *, last: str) -> str | None:
+    """Return what `whole` becomes by the change that makes `longer` of `before`, the end of the same chat.
+
+    None if the change does not fall into the common end of `whole` and `before`, or if that does not contain
+    the `last` message: then the template renders the end of a chat otherwise than by its last messages.
+    """
+    size = len(before)
+    # the shortest beginning of `before` behind which both are equal
+    end = bisect_left(range(size), True, key=lambda at: whole.endswith(before[at:]))
+    head = before[:end]
+    if before.rfind(last) < len(head) or not longer.startswith(head):
+        return None
+    return whole[: len(whole) - (size - end)] + longer[end:]
 
 
 def after(reply: Doc) -> list[Doc]:
@@ -85,13 +224,16 @@ def after(reply: Doc) -> list[Doc]:
     return [{"role": "user", "content": OPENINGS[0]}]
 
 
-async def prompt_of(link: EngineLink, ask: Ask, auth: Mapping[str, str]) -> Tokens | None:
+async def prompt_of(
+    link: EngineLink, ask: Ask, auth: Mapping[str, str], render: TurnRenderer | None = None
+) -> Tokens | None:
     """Return the token ids that the engine will evaluate; None if they cannot be known (audio, infill).
 
-    Raises EngineError for a body that the engine's template refuses, EngineGoneError without an engine.
+    `render` renders a long chat, and keeps its text. Raises EngineError for a body that the engine's template
+    refuses, EngineGoneError without an engine.
     """
     if ask.chat is not None:
-        return await link.render_chat(ask.chat, auth)
+        return await (render.prompt if render else link.render_chat)(ask.chat, auth)
     if ask.prompt is not None:
         return await link.render_prompt(ask.prompt, auth)
     return None

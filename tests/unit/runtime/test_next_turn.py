@@ -10,7 +10,7 @@ import pytest
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import UNNAMED
 from slotkeeper.engine.answers import EngineError
-from slotkeeper.runtime.render import LARGEST, NextTurns, Recent, RenderedOnce, with_reply
+from slotkeeper.runtime.render import LARGEST, NextTurns, Recent, TurnRenderer, with_reply
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from unit.runtime.stubs import StubLink, asked
 
@@ -248,7 +248,7 @@ async def test_calls_that_come_back_make_it_likely_that_the_answer_behind_them_d
 async def test_a_reply_and_the_turn_after_it_share_a_rendering(turns, reply):
     link, prompt = Template(), Tokens(map(ord, "<user>()Look.|<assistant>"))
     request = asked(chat={"messages": ASKED, "tools": []})
-    render = RenderedOnce(link)
+    render = TurnRenderer(link)
     await with_reply(link, request, prompt, reply, generated=8, auth={}, render=render)
     assert len(link.rendered) == 1
     alone = await turns.prefix(link, request, reply, client="a", auth={})

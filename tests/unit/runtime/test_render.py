@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from slotkeeper.engine.answers import EngineError
-from slotkeeper.runtime.render import prompt_of, with_reply
+from slotkeeper.runtime.link import shows_time
+from slotkeeper.runtime.render import LatestPrompts, TurnRenderer, prompt_of, with_reply
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from unit.runtime.stubs import END_OF_TURN, StubLink, asked
 
@@ -104,3 +107,93 @@ async def test_a_raw_completion_is_known_only_if_the_counts_agree(link, generate
         link, asked(prompt=[1]), PROMPT, {"content": "abc"}, generated=generated, auth={}
     )
     assert tokens == (Tokens(known) if known else None)
+
+
+# -- chats of which only the end is rendered -------------------------------------------------------------
+
+LONG = [{"role": "user", "content": "First."}, {"role": "assistant", "content": "One."}] * 3
+ASKED = [{"role": "system", "content": "Be kind."}, *LONG, {"role": "user", "content": "Second."}]
+MORE = [{"role": "assistant", "content": "Two."}, {"role": "user", "content": "Third."}]
+
+
+class Template(StubLink):
+    """Renders a chat as lines, if it is `numbered`, with numbers. `leads`: it wants a system message."""
+
+    def __init__(self, *, numbered: bool = False, leads: bool = False) -> None:
+        super().__init__()
+        self.numbered, self.leads, self.dated = numbered, leads, False
+        self.asked: list[int] = []  # messages of each rendering
+
+    async def render_chat(self, chat: Any, auth: Any) -> Tokens:
+        return await self.chat_tokens(await self.chat_text(chat, auth), chat, auth)
+
+    async def chat_text(self, chat: Any, auth: Any) -> str:
+        messages = chat["messages"]
+        self.asked.append(len(messages))
+        if self.leads and messages[0]["role"] != "system":
+            raise EngineError(500, "system message first")
+        lines = [f"{n if self.numbered else ''}<{m['role']}>{m['content']}|" for n, m in enumerate(messages)]
+        return "".join([*lines, "<assistant>"])
+
+    async def chat_tokens(self, text: str, chat: Any, auth: Any) -> Tokens:
+        return Tokens(map(ord, text))
+
+
+async def longer(link: Template) -> TurnRenderer:
+    """Render a prompt and the chat after it. Checks that this is the whole chat."""
+    chat = {"messages": [*ASKED, *MORE], "tools": []}
+    render = TurnRenderer(link)
+    await render.prompt({**chat, "messages": ASKED}, {})
+    assert await render(chat, {}) == await Template(numbered=link.numbered).render_chat(chat, {})
+    return render
+
+
+async def test_only_the_last_messages_are_rendered_again_once_the_template_allows_it():
+    link, whole = Template(), len(ASKED) + len(MORE)
+    await longer(link)
+    assert link.asked == [len(ASKED), 1, 1 + len(MORE), whole]
+    link.asked.clear()
+    await longer(link)
+    assert link.asked == [len(ASKED), 1, 1 + len(MORE)]
+
+
+@pytest.mark.parametrize("template", [{"numbered": True}, {"leads": True}])
+async def test_a_template_that_shows_the_end_otherwise_gets_whole_chats(template):
+    link = Template(**template)
+    await longer(link)
+    assert link.renders_parts == {(True, False): False}
+    link.asked.clear()
+    await longer(link)
+    assert link.asked == [len(ASKED), len(ASKED) + len(MORE)]
+
+
+@pytest.mark.parametrize("change", ["nothing", "the date is shown", "the engine was lost", "other tools"])
+async def test_the_next_prompt_is_rendered_from_the_one_before(change):
+    link, latest, tools = Template(), LatestPrompts(), []
+    link.renders_parts = {(True, False): True}
+    before, after = asked(hash_chain=(b"", b"1")), asked(hash_chain=(b"", b"1", b"2", b"3"))
+    render = latest.renderer(link, before)
+    await render.prompt({"messages": ASKED, "tools": []}, {})
+    latest.keep(before, render)
+    match change:
+        case "the date is shown":
+            link.dated = True
+        case "the engine was lost":
+            link.losses += 1
+        case "other tools":
+            tools = [{"type": "function"}]
+    follower = latest.renderer(link, after)
+    chat = {"messages": [*ASKED, *MORE], "tools": tools}
+    assert await follower.prompt(chat, {}) == await Template().render_chat(chat, {})
+    assert follower.pieced is (change == "nothing")
+    assert link.renders_parts == {(True, False): True}
+    assert not latest.renderer(Template(), after).before  # another engine may have another template
+    assert not latest.renderer(link, before).before
+
+
+@pytest.mark.parametrize(
+    ("template", "dated"),
+    [("", True), ("{{ strftime_now('%d') }}", True), ("{{ date_string }}", True), ("{{ messages }}", False)],
+)
+def test_a_template_that_may_show_the_time_is_known(template, dated):
+    assert shows_time(template) is dated
