@@ -447,6 +447,7 @@ TEXT: Final = CallLimits(CallKind.TEXT, 60.0)  # megabytes to tokenize
 # The rest of a batch, then 8 GB to a disk at 20 MB per second: an engine that takes longer is stuck.
 LONG: Final = CallLimits(CallKind.TASK, 600.0)
 PATIENT: Final = CallLimits(CallKind.TASK, None)  # a prefill takes minutes
+UNAUTHORIZED: Final = 401
 LOOP_STATUS: Final = 508  # a sidecar's answer to a request that has passed through it before
 OWN_PROPS: Final = frozenset(  # one of these is in every llama-server's /props
     {"total_slots", "default_generation_settings", "build_info", "model_path", "is_sleeping", "role"}
@@ -507,6 +508,8 @@ class EngineClient(ControlClient):
     ) -> None:
         super().__init__(base, api_key=api_key, pulse=pulse)
         self.computed = 0  # prompt tokens of completed prefills and guesses
+        # Random, and new with each start (both builds). "": not shown to us; None: not read last time.
+        self.marker: str | None = None
 
     @property
     def busy(self) -> bool:
@@ -517,23 +520,28 @@ class EngineClient(ControlClient):
         """Send nothing from now on, not even the next call of a probe in progress; or send again."""
         self._http.barred = barred
 
-    async def health(self, *, headers: Headers | None = None, seconds: float = BRIEF_SECONDS) -> Health:
-        """Return the engine's health. Never raises or wakes a sleeping engine.
+    async def health(
+        self, *, headers: Headers | None = None, seconds: float = BRIEF_SECONDS, served: bool = False
+    ) -> Health:
+        """Return the engine's health, and keep its media marker. Never raises or wakes a sleeping engine.
 
-        `seconds` limits each of up to three calls; a call that takes longer means SILENT.
+        `seconds` limits each of up to three calls; a call that takes longer means SILENT. `served`: it served
+        at the last look, so one call is enough.
         """
+        self.marker = None
         limits, address = CallLimits(CallKind.BRIEF, seconds), self._http.address
         known = OF_SERVERS if not address.model else OF_SWAPPED if address.swaps else OF_MODELS
         try:
             if address.swaps and not await self._is_ready(limits, headers):
                 return Health.UNLOADED
-            if not address.model:  # a router answers for itself
+            if not (served or address.model):  # a router answers for itself
                 await self._http.json("GET", "/health", limits=limits)
             props = await self._props(limits, headers)
         except EngineError as error:
             if error.foreign:
                 return Health.FOREIGN if address.model else await self._swapper(limits, headers)
             # /health needs no key, /props does: a 401 comes from an engine that is up.
+            self.marker = "" if error.status == UNAUTHORIZED else None
             return known.get(error.status, Health.OK)
         except EngineSilentError:
             return Health.SILENT
@@ -543,6 +551,7 @@ class EngineClient(ControlClient):
             return Health.DOWN
         if OWN_PROPS.isdisjoint(props):
             return Health.FOREIGN
+        self.marker = str(props.get("media_marker", "?"))
         if is_router(props):
             return Health.ROUTER
         return Health.SLEEPING if props.get("is_sleeping") else Health.OK

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from slotkeeper.api.document import Doc, Prompt
 from slotkeeper.api.pictures import digests
 from slotkeeper.engine.answers import SAID, EngineError, EngineGoneError, Health, MediaPrompt
-from slotkeeper.engine.client import EngineAddress, EngineClient, Pulse
+from slotkeeper.engine.client import UNAUTHORIZED, EngineAddress, EngineClient, Pulse
 from slotkeeper.engine.file_canary import ProbeResult
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.traits import Reading, read_traits
@@ -38,13 +38,14 @@ from slotkeeper.scheduler.types import EngineId, Reason, SlotId
 from slotkeeper.store import files
 from slotkeeper.vocab.tokenizer import TokenizeCall, Tokenizer
 
-CALM: Final = 1.0  # seconds between looks at /health; neither it nor /props wakes a sleeping engine
+CALM: Final = 1.0  # seconds between looks at /health and /props, neither of which wakes a sleeping engine
+IDLE_AFTER: Final = 30.0  # seconds without a request, after which it is looked at less often
+IDLE: Final = 5.0  # seconds between looks then; the end of its process closes `tasks.lifeline`
 EAGER: Final = 0.1  # seconds between looks while the engine does not answer
 FILES_RETRY: Final = 30.0  # seconds between looks at whether its slot files can be used
 FROZEN: Final = 30.0  # seconds without any answer or token, until an engine counts as lost
 LONGEST_LOOK: Final = 5.0  # seconds to wait for an answer of /health
 THAW: Final = 1.0  # seconds in which an engine that was frozen reads what was sent to it meanwhile
-UNAUTHORIZED: Final = 401
 NO_SUCH_FEATURE: Final = 501  # status of GET /slots without --slots (docs/engine.md)
 # Why nothing is known of its slots, by the status with which the engine refuses a call of the probe.
 HIDDEN: Final[Mapping[int, Unknown]] = {UNAUTHORIZED: Unknown.NO_KEY, NO_SUCH_FEATURE: Unknown.NO_SLOTS}
@@ -125,6 +126,8 @@ class EngineLink:
         self._measuring, self._keeping = asyncio.Lock(), asyncio.Lock()
         self._listed = True
         self._silences = 0  # unanswered looks in a row
+        self._used_at = time.monotonic()  # of the latest request
+        self._idle = False  # it is looked at less often
         self._kick = asyncio.Event()
         self._kicked = True  # whether the present look was asked for
         self._looked = asyncio.Event()  # set after the present or next look
@@ -214,8 +217,14 @@ class EngineLink:
         await self._turns_out(lambda: self.ready)
 
     def hurry(self) -> None:
-        """Have the probe leave out experiments, because a request waits for it."""
-        self._hurried = not self.ready
+        """Note that a request has come: a probe leaves out experiments.
+
+        After an idle time the engine is looked at first, since it may sleep: then its slots are empty.
+        """
+        self._hurried, self._used_at = not self.ready, time.monotonic()
+        if self._idle and self.up:
+            self._idle, self.doubtful = False, True
+            self.kick()
 
     async def was_lost(self, losses: int) -> bool:
         """Look at once after a failed connection. Returns whether it is lost, or was since `losses`."""
@@ -274,6 +283,7 @@ class EngineLink:
             self._looked.set()
             self._looked = asyncio.Event()
             try:
+                self._idle = self.up and not self.busy and time.monotonic() - self._used_at >= IDLE_AFTER
                 async with asyncio.timeout(self._rest):
                     self._kicked = False
                     await self._kick.wait()
@@ -286,11 +296,13 @@ class EngineLink:
 
     @property
     def _rest(self) -> float | None:
-        """Seconds until the next look; None: not before `kick` is called."""
+        """Seconds until the next look; None: not before `kick` is called, as while it sleeps."""
         calm = self.health in {Health.OK, Health.SILENT} or self.health.routes or self.health.wrong
-        if not self.listed or self.told:
+        if not self.listed or self.told or self.health is Health.SLEEPING:
             return None
-        return min(CALM, self.frozen_after) if calm else EAGER
+        if not calm:
+            return EAGER
+        return min(IDLE if self._idle else CALM, self.frozen_after)
 
     @property
     def _needs_no_look(self) -> bool:
@@ -317,7 +329,8 @@ class EngineLink:
             self.part(on_lost)
             return
         limit = min(LONGEST_LOOK, self.frozen_after / 2)
-        health = await self.client.health(headers=self.auth, seconds=limit)
+        served = self.up and self.health is Health.OK
+        health = await self.client.health(headers=self.auth, seconds=limit, served=served)
         if health is Health.UNASKED:
             return
         self._is(health)
@@ -325,8 +338,9 @@ class EngineLink:
         if self.health is Health.SILENT:
             self._silent(on_lost)
             return
+        known = self.process if self.client.marker is None else self.client.marker
         await self._note_answer()
-        process = await self._identity() if self.health is Health.OK else ""
+        process = known if self.health is Health.OK else ""
         if self.up and (self.health is not Health.OK or process != self.process):
             log.warning("engine_lost", engine=self.engine, health=self.health.value)
             self._lost(returns=not self.health.wrong)
@@ -456,15 +470,6 @@ class EngineLink:
 
     def slots_shown(self) -> None:
         self._refusals = 0
-
-    async def _identity(self) -> str:
-        """Return the random media marker, which changes with every start of llama-server (both builds)."""
-        try:
-            return str((await self.client.props(headers=self.auth)).get("media_marker", "?"))
-        except EngineError as error:  # our key was good before: it may be another process
-            return "" if error.status == UNAUTHORIZED else self.process
-        except EngineGoneError:
-            return self.process
 
     async def _probe(self) -> None:
         before = self.client.computed

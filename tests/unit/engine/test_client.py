@@ -72,6 +72,22 @@ async def test_health_combines_the_answers_of_both_routes(serve, health, props, 
     assert await (await serve(health=health, props=props)).health() is state
 
 
+@pytest.mark.parametrize(
+    ("props", "marker"),
+    [
+        (answer({"media_marker": "<m>", "is_sleeping": False}), "<m>"),
+        (answer({"is_sleeping": False}), "?"),
+        (answer({"error": {"message": "Invalid API Key"}}, 401), ""),
+        (answer({"error": {"message": "busy"}}, 500), None),
+    ],
+)
+async def test_an_engine_that_served_is_asked_one_thing_which_also_tells_its_process(serve, props, marker):
+    client = await serve(props=props)  # there is no /health
+    client.marker = "before"
+    assert await client.health(served=True) is Health.OK
+    assert client.marker == marker
+
+
 async def test_a_request_on_a_connection_that_the_engine_closed_is_sent_again(serve):
     seen = 0
 

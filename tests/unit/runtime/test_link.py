@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -13,6 +13,7 @@ from patience import PATIENCE
 from slotkeeper.engine.answers import EngineError, EngineFrozenError, Health
 from slotkeeper.engine.client import EngineAddress, EngineClient
 from slotkeeper.observe.metrics import Metrics
+from slotkeeper.runtime import link as link_module
 from slotkeeper.runtime.engines import Engines
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.tasks import Tasks
@@ -31,13 +32,15 @@ class HealthStub(EngineClient):
         self.said = Health.OK
         self.asked = 0
         self.woken = asyncio.Event()
+        self.marker: str | None = "one"
+
+    @property
+    def busy(self) -> bool:
+        return False
 
     async def health(self, **_: object) -> Health:
         self.asked += 1
         return self.said
-
-    async def props(self, **_: object) -> dict[str, str]:
-        return {"media_marker": "one"}
 
     async def rouse(self, **_: object) -> None:
         await self.woken.wait()
@@ -232,3 +235,62 @@ async def test_a_request_does_not_wait_for_an_engine_that_ended_while_it_loaded(
     loading.stub.said = Health.DOWN
     await waits
     assert not loading.engines.expects()
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    while not reached():
+        await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+async def idle(monkeypatch) -> AsyncIterator[Loading]:
+    """An engine that had no request for long."""
+    monkeypatch.setattr(link_module, "CALM", 0.001)
+    monkeypatch.setattr(link_module, "IDLE", 10 * PATIENCE)
+    scene = Loading()
+    scene.stub.said = Health.OK
+    scene.tasks.start(scene.link.watch(lambda _: None, lambda _: None))
+    scene.link._used_at -= link_module.IDLE_AFTER
+    async with asyncio.timeout(PATIENCE):
+        await until(lambda: scene.link._idle and scene.link.ready)
+        await asyncio.sleep(0.05)
+        assert scene.stub.asked <= 2
+        yield scene
+    await scene.tasks.close()
+
+
+async def test_a_request_to_an_idle_engine_waits_for_one_look_and_then_it_is_watched_closely(idle):
+    asked = idle.stub.asked
+    await idle.engines.awake(time.monotonic())
+    assert idle.stub.asked == asked + 1
+    assert not idle.link.doubtful
+    await until(lambda: idle.stub.asked > asked + 10)
+
+
+async def test_a_request_wakes_an_engine_that_has_fallen_asleep_since_the_last_look(idle):
+    idle.stub.said = Health.SLEEPING
+    awake = asyncio.get_running_loop().create_task(idle.engines.awake(time.monotonic()))
+    await until(lambda: not idle.link.up)
+    idle.engines.rouse()
+    idle.stub.said = Health.OK
+    idle.stub.woken.set()
+    await awake
+    assert idle.link.ready
+
+
+async def test_an_engine_that_sleeps_is_asked_nothing(idle):
+    idle.stub.said = Health.SLEEPING
+    idle.link.kick()
+    await until(lambda: not idle.link.up)
+    asked = idle.stub.asked
+    await asyncio.sleep(0.05)
+    assert idle.stub.asked == asked
+
+
+async def test_another_marker_tells_another_process_and_none_tells_nothing(idle):
+    idle.stub.marker = None
+    await idle.looks(2)
+    assert (idle.link.losses, idle.link.process) == (0, "one")
+    idle.stub.marker = "two"
+    await idle.looks(2)
+    assert (idle.link.losses, idle.link.process) == (1, "two")
