@@ -7,6 +7,7 @@ is unknown. For a long last message its last lines are tokenized again, each wit
 
 from __future__ import annotations
 
+import json
 from asyncio import gather
 from bisect import bisect_left
 from collections import OrderedDict
@@ -25,6 +26,7 @@ from slotkeeper.api.answers.echo import (
     learnt,
     next_turns,
     returnable,
+    texts,
     thoughts,
     trail,
     usual,
@@ -60,7 +62,7 @@ Render = Callable[[Doc, Mapping[str, str]], Awaitable[Tokens]]  # `EngineLink.re
 LATEST_PROMPTS_CHARACTERS: Final = 4 << 20  # of all together; their messages take as much again
 LONG_CHAT_BYTES: Final = 16 << 10  # of a request: below, the whole chat is rendered as quickly as a part
 # How a chat asks for tools without naming one: then all tools but one can be left out.
-UNNAMED_CHOICES: Final = frozenset({"auto", "none", "required", ""})
+UNNAMED_CHOICES: Final = ("auto", "none", "required", None)
 
 
 @dataclass(slots=True)
@@ -114,7 +116,9 @@ class TurnRenderer:
         Of each kind of additions, the first is also rendered whole, and compared.
         """
         link = self.link
-        if self.chat is None or link.losses != self._losses or (short := shortened(self.chat, chat)) is None:
+        if self.chat is None or link.losses != self._losses:
+            return None
+        if (short := shortened(self.chat, chat, len(self.text))) is None:
             return None
         added = chat["messages"][len(self.chat["messages"]) :]
         kind = (text(added[-1], "role") == "user", bool(rows(added[0].get("tool_calls"))))
@@ -136,7 +140,7 @@ class TurnRenderer:
             longer = await self.link.chat_text({**short, "messages": [*kept, *added]}, auth)
         except EngineError:  # the template wants a system message, or the like
             return None
-        return spliced(self.text, before, longer, last=words(kept[-1]).strip())
+        return spliced(self.text, before, longer, last=ending(kept[-1]))
 
 
 class LatestPrompts:
@@ -164,13 +168,13 @@ class LatestPrompts:
             self._characters -= len(oldest.text)
 
 
-def shortened(chat: Doc, longer: Doc) -> Doc | None:
+def shortened(chat: Doc, longer: Doc, size: int) -> Doc | None:
     """Return the part of a chat to which a template adds the same text as to the whole chat.
 
     A user message may change how the messages since the last one are rendered (reasoning is left out), so all
     of these are kept; if only calls and their results are added, the last ones are enough. Templates show
-    tools in one place, so one tool is enough. None: `longer` is not `chat` with more messages, or most of the
-    chat would have to be kept.
+    tools in one place, so one tool is enough. None: `longer` is not `chat` with more messages, or most of its
+    text, of `size` characters as rendered, would have to be kept.
     """
     messages, later = chat["messages"], longer["messages"]
     added = later[len(messages) :]
@@ -181,7 +185,7 @@ def shortened(chat: Doc, longer: Doc) -> Doc | None:
         or any(chat.get(name) != value for name, value in longer.items() if name != "messages")
         or "user" not in roles
         or roles[-1] == "assistant"  # the reply continues it
-        or not words(messages[-1]).strip()
+        or not ending(messages[-1])
     ):
         return None
     asked = len(roles) - 1 - roles[::-1].index("user")
@@ -189,24 +193,30 @@ def shortened(chat: Doc, longer: Doc) -> Doc | None:
     if all(text(message, "role") == "tool" or message.get("tool_calls") for message in added):
         called = [at for at in range(asked, len(roles)) if roles[at] == "assistant"]
         kept = [messages[asked], *messages[called[-1] :]] if called else kept
-    if len(kept) * 2 > len(messages) and asked:
+    if 2 * sum(len(part) for message in kept for part in texts(message)) > size:
         return None
     tools = rows(chat.get("tools"))
-    fewer = {"tools": tools[:1]} if tools and chat.get("tool_choice", "") in UNNAMED_CHOICES else {}
+    fewer = {"tools": tools[:1]} if tools and chat.get("tool_choice") in UNNAMED_CHOICES else {}
     return {**chat, **fewer, "messages": list(kept)}
+
+
+def ending(message: Doc) -> str:
+    """Return the text with which a message ends."""
+    return next((part.strip() for part in reversed(texts(message)) if part.strip()), "")
 
 
 def spliced(whole: str, before: str, longer: str, *, last: str) -> str | None:
     """Return what `whole` becomes by the change that makes `longer` of `before`, the end of the same chat.
 
     None if the change does not fall into the common end of `whole` and `before`, or if that does not contain
-    the `last` message: then the template renders the end of a chat otherwise than by its last messages.
+    text of the `last` message, plain or as JSON: then the template renders the end of a chat otherwise.
     """
     size = len(before)
     # the shortest beginning of `before` behind which both are equal
     end = bisect_left(range(size), True, key=lambda at: whole.endswith(before[at:]))
     head = before[:end]
-    if before.rfind(last) < len(head) or not longer.startswith(head):
+    shown = max(before.rfind(last), before.rfind(json.dumps(last, ensure_ascii=False)[1:-1]))
+    if shown < len(head) or not longer.startswith(head):
         return None
     return whole[: len(whole) - (size - end)] + longer[end:]
 

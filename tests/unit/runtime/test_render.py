@@ -8,7 +8,14 @@ import pytest
 
 from slotkeeper.engine.answers import EngineError
 from slotkeeper.runtime.link import shows_time
-from slotkeeper.runtime.render import LatestPrompts, TurnRenderer, prompt_of, with_reply
+from slotkeeper.runtime.render import (
+    LatestPrompts,
+    TurnRenderer,
+    prompt_of,
+    shortened,
+    spliced,
+    with_reply,
+)
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from unit.runtime.stubs import END_OF_TURN, StubLink, asked
 
@@ -189,6 +196,38 @@ async def test_the_next_prompt_is_rendered_from_the_one_before(change):
     assert link.renders_parts == {(True, False): True}
     assert not latest.renderer(Template(), after).before  # another engine may have another template
     assert not latest.renderer(link, before).before
+
+
+PARTS = [{"type": "text", "text": "Look:"}, {"type": "text", "text": "Second. "}]
+TOOLS = [{"type": "function", "function": {"name": name}} for name in "ab"]
+
+
+@pytest.mark.parametrize(
+    ("asked_last", "more", "kept"),
+    [
+        ({"content": PARTS}, {"tools": TOOLS}, TOOLS[:1]),
+        ({}, {"tools": TOOLS, "tool_choice": "auto"}, TOOLS[:1]),
+        ({}, {"tools": TOOLS, "tool_choice": {"function": {"name": "b"}}}, TOOLS),
+        ({}, {"tools": []}, []),
+        ({"content": ""}, {}, None),  # nothing shows where it is
+        ({"content": "Second. " * 200}, {}, None),  # most of the text
+        ({"role": "assistant"}, {}, None),  # it is continued
+    ],
+)
+def test_what_is_left_of_a_shortened_chat(asked_last, more, kept):
+    chat = {"messages": [*ASKED[:-1], {**ASKED[-1], **asked_last}], **more}
+    short = shortened(chat, {**chat, "messages": [*chat["messages"], *MORE]}, 2000)
+    assert (None if short is None else short.get("tools", [])) == kept
+    if short:
+        assert short["messages"] == chat["messages"][-1:]
+
+
+def test_a_last_message_is_also_found_as_json():
+    text, end = 'say "hm"\n', 'to=tool {"text": "say \\"hm\\"\\n"}|'
+    before, longer = f"head {end}", f"head {end}more"
+    assert spliced(f"all that {end}", before, longer, last=text.strip()) == f"all that {end}more"
+    assert spliced("all that}|", before, longer, last=text.strip()) is None
+    assert spliced(f"all that {end}", before, f"new {end}more", last=text.strip()) is None
 
 
 @pytest.mark.parametrize(
