@@ -128,6 +128,7 @@ class EngineLink:
         self._silences = 0  # unanswered looks in a row
         self._used_at = time.monotonic()  # of the latest request
         self._idle = False  # it is looked at less often
+        self._glances = False  # a request waits for one look after an idle time
         self._kick = asyncio.Event()
         self._kicked = True  # whether the present look was asked for
         self._looked = asyncio.Event()  # set after the present or next look
@@ -219,11 +220,12 @@ class EngineLink:
     def hurry(self) -> None:
         """Note that a request has come: a probe leaves out experiments.
 
-        After an idle time the engine is looked at first, since it may sleep: then its slots are empty.
+        After an idle time the engine is looked at first, since it may sleep: then its slots are empty. That
+        takes a second at most.
         """
         self._hurried, self._used_at = not self.ready, time.monotonic()
         if self._idle and self.up:
-            self._idle, self.doubtful = False, True
+            self._idle, self._glances, self.doubtful = False, True, True
             self.kick()
 
     async def was_lost(self, losses: int) -> bool:
@@ -278,8 +280,8 @@ class EngineLink:
                 self._not_probed(str(error))
             self.probing = False
             self._tell_state()
-            if not self._kick.is_set() and not self._slow:  # else `doubt` may have been called meanwhile
-                self.doubtful = False
+            if self._glances or not (self._kick.is_set() or self._slow):  # else `doubt` may have been called
+                self.doubtful = self._glances = False
             self._looked.set()
             self._looked = asyncio.Event()
             try:
@@ -328,7 +330,7 @@ class EngineLink:
         if not self.listed:
             self.part(on_lost)
             return
-        limit = min(LONGEST_LOOK, self.frozen_after / 2)
+        limit = min(CALM if self._glances else LONGEST_LOOK, self.frozen_after / 2)
         served = self.up and self.health is Health.OK
         health = await self.client.health(headers=self.auth, seconds=limit, served=served)
         if health is Health.UNASKED:

@@ -33,13 +33,15 @@ class HealthStub(EngineClient):
         self.asked = 0
         self.woken = asyncio.Event()
         self.marker: str | None = "one"
+        self.seconds: list[float] = []  # the limit of each look
 
     @property
     def busy(self) -> bool:
         return False
 
-    async def health(self, **_: object) -> Health:
+    async def health(self, *, seconds: float = 0.0, **_: object) -> Health:
         self.asked += 1
+        self.seconds.append(seconds)
         return self.said
 
     async def rouse(self, **_: object) -> None:
@@ -276,6 +278,15 @@ async def test_a_request_wakes_an_engine_that_has_fallen_asleep_since_the_last_l
     idle.stub.woken.set()
     await awake
     assert idle.link.ready
+
+
+async def test_a_request_waits_only_once_for_an_idle_engine_that_does_not_answer(idle):
+    """Another engine may serve it."""
+    idle.stub.said = Health.SILENT
+    await idle.engines.awake(time.monotonic())
+    assert not idle.link.doubtful
+    assert idle.link.up
+    assert idle.stub.seconds[-1] == link_module.CALM
 
 
 async def test_an_engine_that_sleeps_is_asked_nothing(idle):
