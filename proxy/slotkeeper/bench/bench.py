@@ -38,6 +38,8 @@ from slotkeeper.engine.client import EngineClient
 QUIET: Final = ("--log-level", "error")
 SLOTS: Final = 2  # of an engine that is started here
 CONTEXT_TOKENS: Final = 32_768  # of each
+# Each leg's prompts begin with a random number. Its first digits may be those of a leg before.
+ALIKE_TOKENS: Final = 4
 # Nobody counts it: an engine's first pass is slow, and every prompt begins as one that the engine has seen.
 WARM_UP: Final = Shot(
     session="",
@@ -272,10 +274,11 @@ async def _described(engine: Engine, base: str) -> dict[str, str]:
 def troubles(found: Bench) -> list[str]:
     """Return what makes the figures doubtful."""
     samples = {way.value: [s for leg in legs for s in leg.samples] for way, legs in found.legs.items()}
-    return list(notes(samples))
+    return list(notes(samples, alike=ALIKE_TOKENS))
 
 
 def code_of(found: Bench) -> int:
     """Return the exit code: 1 if a request failed, or the figures are impossible."""
     samples = [leg.samples for legs in found.legs.values() for leg in legs]
-    return int(any(impossible(each) or any(one.failure for one in each) for each in samples))
+    faulty = (impossible(each, alike=ALIKE_TOKENS) or any(one.failure for one in each) for each in samples)
+    return int(any(faulty))

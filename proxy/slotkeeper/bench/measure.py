@@ -150,11 +150,12 @@ def totals(samples: Iterable[Sample], times: PrefillTimes | None = None) -> Tota
     )
 
 
-def impossible(samples: Iterable[Sample]) -> int:
+def impossible(samples: Iterable[Sample], *, alike: int = 0) -> int:
     """Return by how many tokens the reported work is below what is possible: a fault of measurement.
 
     Work may be below the oracle for tokens that idle work computed before, for requests that a rule rewrote,
-    and for tokens that the oracle did not see: replies, and prompts that could not be rendered.
+    and for tokens that the oracle did not see: replies, and prompts that could not be rendered. `alike`: tokens
+    with which a prompt may by chance begin as one from before these samples.
     """
     short, explained = 0, 0
     for sample in samples:
@@ -164,7 +165,7 @@ def impossible(samples: Iterable[Sample]) -> int:
         if sample.oracle is None or not sample.exact:
             explained += sample.usage.prompt
         elif not sample.rewritten:
-            short += max(0, sample.oracle - sample.usage.work)
+            short += max(0, sample.oracle - sample.usage.work - alike)
     return max(0, short - explained)
 
 
@@ -241,8 +242,8 @@ def comparison(samples: Samples) -> Table:
     return table
 
 
-def notes(samples: Samples) -> Iterator[str]:
-    """Yield caveats on the figures, and every kind of failure."""
+def notes(samples: Samples, *, alike: int = 0) -> Iterator[str]:
+    """Yield caveats on the figures, and every kind of failure. `alike`: see `impossible`."""
     for server, found in samples.items():
         summary = totals(found)
         if summary.failed:
@@ -255,7 +256,7 @@ def notes(samples: Samples) -> Iterator[str]:
                 f"{server} does not report all tokens that its engine computes: no total. Start the engine "
                 "with --metrics, or name it with --engine."
             )
-        if short := impossible(found):
+        if short := impossible(found, alike=alike):
             yield (
                 f"[red]A fault of measurement[/red] at {server}: {short:,} tokens less than is possible are "
                 "said to have been computed. Its engine, or a file, has known these prompts before, or "

@@ -126,6 +126,7 @@ def test_without_the_counter_of_the_engine_the_total_is_unknown():
 def test_computing_less_than_the_oracle_is_a_fault_unless_it_is_explained():
     assert impossible([counted(computed=20, oracle=20)]) == 0
     assert impossible([counted(computed=5, oracle=20)]) == 15
+    assert impossible([counted(computed=5, oracle=20), counted(computed=16, oracle=20)], alike=4) == 11
     assert impossible([counted(computed=5, oracle=20, rewritten=True)]) == 0
     assert impossible([counted(computed=5, oracle=20, idle=10)]) == 5
     assert impossible([counted(computed=5, oracle=20, failure="500: no")]) == 0
