@@ -154,8 +154,8 @@ def impossible(samples: Iterable[Sample], *, alike: int = 0) -> int:
     """Return by how many tokens the reported work is below what is possible: a fault of measurement.
 
     Work may be below the oracle for tokens that idle work computed before, for requests that a rule rewrote,
-    and for tokens that the oracle did not see: replies, and prompts that could not be rendered. `alike`: tokens
-    with which a prompt may by chance begin as one from before these samples.
+    and for tokens that the oracle did not see: replies, and prompts that could not be rendered. `alike`: the
+    tokens with which a prompt may by chance begin as one from before these samples.
     """
     short, explained = 0, 0
     for sample in samples:
