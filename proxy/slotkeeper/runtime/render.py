@@ -179,16 +179,16 @@ def shortened(chat: Doc, longer: Doc, size: int) -> Doc | None:
     messages, later = chat["messages"], longer["messages"]
     added = later[len(messages) :]
     roles = [text(message, "role") for message in messages]
+    asked = max((n for n, role in enumerate(roles) if role == "user"), default=None)
     if (
         not added
         or later[: len(messages)] != messages  # quick: they are the same objects
         or any(chat.get(name) != value for name, value in longer.items() if name != "messages")
-        or "user" not in roles
+        or asked is None
         or roles[-1] == "assistant"  # the reply continues it
         or not ending(messages[-1])
     ):
         return None
-    asked = len(roles) - 1 - roles[::-1].index("user")
     kept = messages[asked:]
     if all(text(message, "role") == "tool" or message.get("tool_calls") for message in added):
         called = [at for at in range(asked, len(roles)) if roles[at] == "assistant"]

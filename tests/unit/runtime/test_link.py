@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from chaos.raw import until
 from patience import PATIENCE
 from slotkeeper.engine.answers import EngineError, EngineFrozenError, Health
 from slotkeeper.engine.client import EngineAddress, EngineClient
@@ -237,11 +238,6 @@ async def test_a_request_does_not_wait_for_an_engine_that_ended_while_it_loaded(
     loading.stub.said = Health.DOWN
     await waits
     assert not loading.engines.expects()
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    while not reached():
-        await asyncio.sleep(0.001)
 
 
 @pytest.fixture
