@@ -40,7 +40,7 @@ from slotkeeper.scheduler.effects import Prefill, Purpose, Restore
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.scheduler.snapshots.budgets import Limits
-from slotkeeper.scheduler.types import Loading, Reason, SlotId
+from slotkeeper.scheduler.types import Loading, Reason, RequestId, SlotId
 
 USER = 7
 TALK = Tokens(range(10_000, 10_600)) + Tokens([USER]) + Tokens(range(20_000, 20_400))
@@ -83,6 +83,20 @@ def test_an_old_engine_gets_files_of_the_end_the_last_prompt_and_user_messages_t
     assert play.table.shadow.slots[0].tokens == TALK
     assert play.states == ["idle", "idle"]
     assert play.later(300) << sees()
+
+
+def test_a_next_turn_that_becomes_known_while_the_slot_is_cut_back_is_computed_once_it_is_restored():
+    """On a machine that stood still, idle work is due before the reply has been rendered."""
+    play = old(checkpoint_min_step=0)
+    assert play << arrives("r1", hash_chain=OUTLINE) << knows("r1", TALK) >> goes("r1", slot=0)
+    assert play << ends("r1", len(TALK), 0, generated=1) >> reports("r1")
+    play.later(60) << sees()
+    assert cut_back(play)
+    assert play.placement.holds(RequestId("r1"))
+    following = TALK + REPLY
+    assert play << follows("r1", following)
+    assert play << filled() >> saves(0, tokens=USER_MESSAGE) << saved("user") >> restores(0, "end")
+    assert play << restored() >> fills(0, Purpose.NEXT, tokens=following)
 
 
 def test_boundaries_are_saved_at_the_first_pause_only_if_no_file_has_the_text_before_them():

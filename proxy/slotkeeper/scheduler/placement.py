@@ -825,13 +825,10 @@ class Placement:
         return self._state.waiting or any(table.serving for table in self._state.up)
 
     def holds(self, request: RequestId) -> bool:
-        """Whether a slot still holds what this request left there."""
-        tables = self._state.tables.values()
-        return any(
-            contents is not None and contents.request == request
-            for t in tables
-            for contents in t.shadow.slots
-        )
+        """Whether a slot still holds what this request left there, or will again after idle work in it."""
+        homes = (chore.home for chore in self._state.chores.values())
+        slots = (contents for table in self._state.tables.values() for contents in table.shadow.slots)
+        return any(contents and contents.request == request for contents in (*homes, *slots))
 
     def works_for(self, request: RequestId) -> bool:
         """Whether an engine may still work for a request whose client left; `Released` follows then."""
