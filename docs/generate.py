@@ -1,7 +1,7 @@
 """Fill the marked blocks of the documents: `python docs/generate.py [--check]`.
 
-Tables of settings, metrics and rules come from the code, tables of measured tokens from docs/figures.json
-(written by `python -m benchmarks.publish` from the last runs).
+Tables of settings, metrics and rules come from the code, the one of what works from the tests, and tables of
+measured tokens from docs/figures.json (written by `python -m benchmarks.publish` from the last runs).
 
 A block stands between `<!-- name:begin -->` and `<!-- name:end -->`. With `--check` nothing is written,
 and the exit code is 1 when a block is not what the code says.
@@ -13,11 +13,14 @@ from __future__ import annotations
 import argparse
 import inspect
 import io
+import os
 import re
+import subprocess
 import sys
 import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -166,11 +169,23 @@ def _labels(live: Metrics) -> dict[str, dict[str, set[str]]]:
     return found
 
 
+@cache
+def compatibility() -> str:
+    """What `tests/compatibility.py` prints, in a process of its own: it collects the tests."""
+    paths = os.pathsep.join((str(ROOT / "tests"), str(ROOT)))
+    command, variables = [sys.executable, "-m", "compatibility"], {**os.environ, "PYTHONPATH": paths}
+    made = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)  # noqa: S603 - our own interpreter
+    if made.returncode:
+        raise RuntimeError(made.stderr)
+    return made.stdout
+
+
 BLOCKS: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
     "docs/configuration.md": {"settings": settings},
     "docs/dashboard.md": {"engine-states": engine_states},
     "docs/reference.md": {"reasons": reasons, "metrics": metrics},
     "docs/rules.md": {"kinds": kinds, "causes": causes, "rules": rules},
+    "docs/when-you-need-it.md": {"compatibility": compatibility},
     **MEASURED,
 }
 

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from adapters import tiny_adapter
+from compatibility import Feature
 from engine.conftest import SAME_IN_ANY_BATCH, Engine, Factory, client_of, probed
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
@@ -121,6 +122,7 @@ async def alone(start: Start, model: str, asked: Asked) -> list[str]:
     return [said[repr(one)] for one in asked]
 
 
+@pytest.mark.shows(Feature.ADAPTERS)
 @pytest.mark.parametrize("flags", RAM.values(), ids=RAM)
 @pytest.mark.parametrize("model", MODELS)
 async def test_alternating_requests_under_two_adapters_never_share_states(start, model, flags):

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.sessions import AGENTS, SESSIONS, agent
 
 from builds import OLDER
+from compatibility import Feature
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Sample
@@ -61,6 +62,7 @@ async def played(
         return found
 
 
+@pytest.mark.shows(Feature.HEAD)
 @pytest.mark.parametrize("model", UNCUTTABLE)
 async def test_a_clock_at_the_end_of_the_system_prompt_costs_no_tokens_from_the_third_turn_on(
     model, build, tmp_path
@@ -69,6 +71,7 @@ async def test_a_clock_at_the_end_of_the_system_prompt_costs_no_tokens_from_the_
     assert computed <= oracle * 1.05
 
 
+@pytest.mark.shows(Feature.EDITS)
 @pytest.mark.parametrize("model", [Tiny.HYBRID, Tiny.SWA])
 @pytest.mark.parametrize("session", ["edits", "many-turns"])
 async def test_edits_branches_and_steps_back_cost_little_more_than_the_new_tokens(
@@ -80,6 +83,7 @@ async def test_edits_branches_and_steps_back_cost_little_more_than_the_new_token
     assert computed <= oracle * 1.10
 
 
+@pytest.mark.shows(Feature.DOCUMENT)
 @pytest.mark.parametrize(
     ("model", "args"), [(Tiny.HYBRID, ("-b", "2048", "-ub", "2048")), (Tiny.HYBRID, ()), (Tiny.SWA, ())]
 )
@@ -93,6 +97,7 @@ async def test_the_first_further_question_about_a_document_computes_only_the_que
     assert found.evaluated <= document + 40 * (len(found.samples) - 1)
 
 
+@pytest.mark.shows(Feature.DOCUMENT)
 @pytest.mark.parametrize(
     ("model", "settings"),
     [
@@ -111,6 +116,7 @@ async def test_idle_work_between_questions_about_a_document_loses_no_tokens_of_t
     assert computed <= oracle + 8 * (len(found.samples) - 1)
 
 
+@pytest.mark.shows(Feature.NEXT, Tiny.HYBRID)
 async def test_in_a_tool_loop_the_client_waits_only_for_new_tokens(build, tmp_path):
     """Its next turn is computed in the pauses; the second request only shows how it sends replies back."""
     found = await played(Tiny.HYBRID, build, tmp_path, "tool-loop", pauses=True)

@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import httpx
+import pytest
 
 from builds import NEWER, OLDER
+from compatibility import Feature
 from engine.conftest import client_of
 from patience import PATIENCE
 from slotkeeper.api.document import Doc
@@ -53,6 +55,7 @@ def drafts(answer: Doc) -> Drafts:
     return Drafts(answer["timings"]["draft_n"], answer["timings"]["draft_n_accepted"])
 
 
+@pytest.mark.shows(Feature.DRAFTS, Tiny.HYBRID_MTP)
 async def test_drafts_are_accepted_again_after_a_restart(build, tmp_path):
     asked: list[tuple[list[Doc], Doc]] = []
     async with lab.tiny_engine(Tiny.HYBRID_MTP, build, tmp_path) as engine:

@@ -12,9 +12,11 @@ import aiohttp
 import pytest
 
 from chaos.raw import until_async
+from compatibility import Feature
 from patience import PATIENCE
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench import lab
+from slotkeeper.bench.models import Tiny
 from slotkeeper.engine.answers import Health
 from slotkeeper.engine.child.launch import find_engine
 from slotkeeper.scheduler.rates import Measured
@@ -147,6 +149,7 @@ async def test_a_restart_between_two_health_checks_is_noticed(engine_factory, bu
         assert int(headers["X-Slotkeeper-Predicted"]) == cached == 0
 
 
+@pytest.mark.shows(Feature.MOVES, Tiny.HYBRID)
 async def test_a_conversation_stays_with_its_engine_and_moves_if_that_engine_dies(
     engine_factory, build, monkeypatch
 ):
@@ -199,6 +202,7 @@ async def test_a_request_waits_while_its_engine_loads_and_no_longer(build, tmp_p
         assert "does not accept connections" in await waits
 
 
+@pytest.mark.shows(Feature.SLEEP, Tiny.HYBRID)
 @pytest.mark.parametrize("files", [True, False], ids=["files", "no files"])
 async def test_a_sleeping_engine_is_woken_only_by_requests(engine_factory, build, files):
     """The slots of a woken engine are empty.

@@ -16,6 +16,7 @@ import pytest
 from benchmarks.first_seconds import CHAT, MESSAGES, Start, Talk, Way, is_good, ours, stock, turn
 
 from builds import needs_b10434
+from compatibility import Feature
 from engine.test_engine_waits import WAITING, said, until
 from patience import PATIENCE
 from slotkeeper.api.head import DECISION
@@ -143,6 +144,7 @@ async def turns(base: str, path: str, *, before_last: Callable[[], Awaitable[Non
     return [answer.headers.get(DECISION) for answer in answers]
 
 
+@pytest.mark.shows(Feature.FIRST)
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
 @pytest.mark.parametrize("tiny", Tiny)
 async def test_a_turn_reuses_what_requests_computed_before_their_engine_was_known(

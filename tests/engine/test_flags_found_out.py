@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builds import OLDER
+from compatibility import Feature
 from engine.conftest import evaluated
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
@@ -35,6 +36,7 @@ def found(reading: Reading) -> dict[str, object]:
     return {name: getattr(reading.traits, name) for name in knowledge}
 
 
+@pytest.mark.shows(Feature.FLAGS)
 @pytest.mark.parametrize(
     ("model", "files"),
     [(tiny, tiny is not Tiny.SWA) for tiny in WITH_CHECKPOINTS] + [(Tiny.HYBRID, False)],

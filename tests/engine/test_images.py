@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 from benchmarks.projectors import Projector, data_url, image, png, projector
 
+from compatibility import Feature
 from slotkeeper.api.head import DECISION, PREDICTED
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
@@ -181,6 +182,7 @@ async def viewing(
         yield Viewer(engine, sidecar, session)
 
 
+@pytest.mark.shows(Feature.IMAGES)
 @pytest.mark.parametrize("pair", PAIRS)
 async def test_each_further_question_about_an_image_computes_only_the_question(build, pair, tmp_path):
     async with engine_with(pair, build, tmp_path) as engine, viewing(engine) as client:
@@ -190,6 +192,7 @@ async def test_each_further_question_about_an_image_computes_only_the_question(b
         await client.expect_same_answers()
 
 
+@pytest.mark.shows(Feature.IMAGES)
 @pytest.mark.parametrize("pair", PAIRS | OTHERS)
 async def test_states_of_two_images_are_reused_alternately_and_after_a_kill(build, pair, tmp_path):
     async with engine_with(pair, build, tmp_path) as engine, viewing(engine, keeps=True) as client:
@@ -204,6 +207,7 @@ async def test_states_of_two_images_are_reused_alternately_and_after_a_kill(buil
         await client.expect_same_answers()
 
 
+@pytest.mark.shows(Feature.SIDECAR)
 @pytest.mark.parametrize("also_the_engine", [False, True], ids=["sidecar", "both"])
 @pytest.mark.parametrize("pair", PAIRS)
 async def test_a_new_sidecar_reuses_saved_states_with_images(build, pair, also_the_engine, tmp_path):

@@ -14,6 +14,7 @@ import pytest
 from benchmarks.projectors import image
 
 from builds import OLDER
+from compatibility import Feature
 from engine.test_images import (
     AROUND,
     MORE,
@@ -157,6 +158,7 @@ async def two_engines(
         yield client, engines
 
 
+@pytest.mark.shows(Feature.MOVES)
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("way", ["drained", "killed"])
 async def test_a_conversation_with_an_image_goes_on_at_the_other_engine(build, pair, way, tmp_path):

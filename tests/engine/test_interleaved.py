@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from benchmarks.sessions import SESSIONS
 
+from compatibility import Feature
 from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Totals, later, totals
 from slotkeeper.bench.target import Target, play
@@ -23,6 +24,7 @@ async def interleaved(base: str) -> Totals:
     return totals(later(samples))
 
 
+@pytest.mark.shows(Feature.CROWD)
 @pytest.mark.parametrize("flags", [True, False], ids=["flags", "as serve"])
 @pytest.mark.parametrize("model", MODELS)
 async def test_through_the_sidecar_the_engine_computes_little_more_than_the_oracle(

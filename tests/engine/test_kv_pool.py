@@ -12,6 +12,7 @@ import orjson
 import pytest
 from benchmarks.pool import ENGINES, Way, played, shared_engine, with_room
 
+from compatibility import Feature
 from engine.conftest import client_of
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
@@ -31,6 +32,7 @@ FILES = 1.10
 MOST = {"as it comes": 2.0, "no RAM cache": FILES}
 
 
+@pytest.mark.shows(Feature.POOL, Tiny.DENSE)
 @pytest.mark.parametrize("flags", ENGINES)
 async def test_growing_chats_do_not_fail_and_get_the_answers_of_a_larger_buffer(flags):
     oracle = await with_room(Tiny.DENSE, CHATS, TURNS)
@@ -43,6 +45,7 @@ async def test_growing_chats_do_not_fail_and_get_the_answers_of_a_larger_buffer(
     assert ours.acts["failed"] == ours.acts["retried"] == 0
 
 
+@pytest.mark.shows(Feature.POOL, Tiny.HYBRID)
 async def test_growing_chats_of_a_hybrid_model_do_not_fail_either():
     oracle = await with_room(Tiny.HYBRID, CHATS, TURNS)
     ours = await played(Tiny.HYBRID, oracle, TURNS, Way.FILES, ENGINES["no RAM cache"])

@@ -22,6 +22,7 @@ from benchmarks.routers import ALIAS, MODELS, PROGRAM, Talk, fresh_client, talks
 from rich.console import Console
 
 from chaos.raw import until
+from compatibility import Feature
 from engine.swappers import (
     MORE,
     ROUNDS,
@@ -55,6 +56,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return wanted(request.param)
 
 
+@pytest.mark.shows(Feature.SWAPPED, *MODELS.values())
 async def test_swaps_compute_no_more_tokens_than_models_that_stay_loaded(
     kind: str, build: str, tmp_path: Path
 ) -> None:

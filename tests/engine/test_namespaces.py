@@ -9,9 +9,11 @@ from typing import Any, Final
 import httpx
 import pytest
 
+from compatibility import Feature
 from engine import test_keys
 from engine.conftest import client_of, probed
 from patience import PATIENCE
+from slotkeeper.bench.models import Tiny
 from slotkeeper.settings import Settings
 
 pytestmark = pytest.mark.one_in(8)
@@ -95,6 +97,7 @@ async def test_a_prompt_that_another_key_sent_is_computed_in_full(engine_factory
             assert (about, found) == (about, 0)
 
 
+@pytest.mark.shows(Feature.KEYS, Tiny.DENSE)
 @pytest.mark.parametrize("flags", RAM.values(), ids=RAM)
 async def test_a_key_reuses_its_own_prompts(engine_factory, build, flags):
     """Except a prompt so short that its tokens are not looked up, and that a RAM cache might hold."""

@@ -19,6 +19,7 @@ import pytest
 from benchmarks.sessions import SESSIONS
 
 from chaos.raw import until
+from compatibility import Feature
 from engine.dialects import BODIES, PATHS
 from patience import PATIENCE
 from slotkeeper.api.answers.answer import AnswerReader
@@ -125,6 +126,7 @@ async def client(engine, api: Api, *, keeps: bool = True) -> AsyncIterator[Clien
             yield Client(started.driver, http, api, keeps)
 
 
+@pytest.mark.shows(Feature.NEXT)
 @pytest.mark.parametrize("api", BODIES)
 @pytest.mark.parametrize("session", ["append", "thinking"])
 async def test_the_next_prompt_begins_with_the_predicted_tokens(engine, session, api):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import aiohttp
 import pytest
 
+from compatibility import Feature
 from engine.lockstep import LockStep
 from engine.walks import Chats, Walk
 from slotkeeper.api.head import PREDICTED
@@ -67,6 +68,7 @@ OTHER_FLAGS = {
 }
 
 
+@pytest.mark.shows(Feature.PREDICTED)
 @pytest.mark.parametrize(("model", "args"), MEMORIES.values(), ids=MEMORIES)
 async def test_the_engines_reuse_is_predicted_before_each_request(engine_factory, build, model, args):
     engine = engine_factory(model, build, args=[*FLAGS, *args.split()])

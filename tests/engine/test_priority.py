@@ -12,6 +12,7 @@ import pytest
 from benchmarks.priority import BATCH, LOW, MOST_COMPUTED, Way, acts, measured
 
 from chaos.raw import until
+from compatibility import Feature
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.one_in(8)
 LONG, QUESTIONS = 12_000, 40  # tokens of the long prompt; questions at most, until it is answered
 
 
+@pytest.mark.shows(Feature.PRIORITY)
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize("model", [Tiny.DENSE, Tiny.HYBRID, Tiny.SWA])
 async def test_a_question_waits_for_one_batch_and_no_token_is_computed_twice(model: Tiny, slots: int):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from benchmarks.restarted_chat import Change, RestartedChat
 
+from compatibility import Feature
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Oracle, Sample, Totals, totals
@@ -64,6 +65,7 @@ def expect_little_more_than_the_oracle(found: Totals, *, conversations: int = 2)
     assert found.computed <= MORE * found.oracle + EACH * conversations
 
 
+@pytest.mark.shows(Feature.KILLED)
 @pytest.mark.parametrize("change", Change)
 @pytest.mark.parametrize("model", Tiny)
 async def test_a_killed_engine_computes_only_new_tokens_after_its_restart(model, build, change, tmp_path):
@@ -88,6 +90,7 @@ async def test_after_two_restarts_the_engine_computes_only_new_tokens(build, tmp
                 expect_little_more_than_the_oracle(await continue_chats(chats, target, sidecar))
 
 
+@pytest.mark.shows(Feature.SIDECAR, Tiny.HYBRID)
 @pytest.mark.parametrize("also_the_engine", [False, True], ids=["sidecar", "both"])
 async def test_a_new_sidecar_restores_the_files_of_the_old_sidecar(build, also_the_engine, tmp_path):
     chats = two(Change.APPEND)

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from benchmarks.sessions import user
 
+from compatibility import Feature
 from engine.conftest import client_of
 from patience import PATIENCE
 from slotkeeper.api.document import Doc
@@ -90,6 +91,7 @@ async def expect_as_fresh(engine: Restartable, answers: Sequence[Answer]) -> Non
             assert answer.logprobs == pytest.approx(fresh.logprobs, abs=NOISE)
 
 
+@pytest.mark.shows(Feature.SAME)
 @pytest.mark.parametrize("model", Tiny)
 async def test_answers_after_a_restore_equal_those_of_a_fresh_computation(model, build, tmp_path):
     async with lab.tiny_engine(model, build, tmp_path) as engine:

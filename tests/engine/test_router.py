@@ -29,6 +29,7 @@ from rich.console import Console
 
 from builds import needs_b10434
 from chaos.raw import until
+from compatibility import Feature
 from engine.conftest import client_of
 from engine.swappers import computed, saved_turn, turn_that_reuses
 from patience import PATIENCE
@@ -75,6 +76,7 @@ async def _rest(lines: AsyncIterator[str]) -> list[str]:
     return rest
 
 
+@pytest.mark.shows(Feature.SWAPS, *MODELS.values())
 async def test_swaps_compute_no_more_tokens_than_models_that_stay_loaded(tmp_path: Path) -> None:
     """One model is loaded at a time, with two agents on each; every turn is a swap."""
     (tmp_path / "stay").mkdir()
