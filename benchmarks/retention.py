@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Final
+from functools import cache, partial
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
 
 from rich.progress import track
 from rich.table import Table
@@ -34,7 +35,7 @@ from slotkeeper.scheduler.snapshots.retention import evict
 
 FIRST_SEED: Final = 1000  # the rule was chosen on seeds below this one
 SHARE: Final = 3
-TITLE: Final = "prompt tokens computed again in a session, with room for 1/{} of twelve turns"
+TITLE: Final = "prompt tokens computed again in a session, with room for 1/{} of twelve turns; others ÷ LRU"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,7 @@ CASES: Final[dict[str, tuple[Kind, Trace]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a rule of eviction is given; `budget` in bytes. Only `foresight` uses `past` and `future`."""
+    """What a rule of eviction is given; `budget` in bytes. Only `foresight` and `workflow` use `future`."""
 
     states: Sequence[Snapshot]
     budget: int
@@ -98,14 +99,14 @@ def by_value(asked: Asked) -> list[SnapshotId]:
 
 
 def oldest_used(asked: Asked) -> list[SnapshotId]:
-    return _first(asked, lambda s: max(s.used, s.created))
+    return _first(asked, _recency)
 
 
 def oldest(asked: Asked) -> list[SnapshotId]:
     return _first(asked, lambda s: s.created)
 
 
-def _first(asked: Asked, key: Callable[[Snapshot], float]) -> list[SnapshotId]:
+def _first(asked: Asked, key: Callable[[Snapshot], Any]) -> list[SnapshotId]:
     over, gone = asked.over, []
     for state in sorted(asked.states, key=lambda s: (s.golden, key(s))):
         if over > 0:
@@ -149,19 +150,128 @@ def flop_aware(asked: Asked, weight: float) -> list[SnapshotId]:
     return _first(asked, score)
 
 
+def segment_length(asked: Asked, weight: float) -> list[SnapshotId]:
+    """Evict as `seglen` does (sgl-project/sglang#22172): tokens since the state before, and recency."""
+    left, over, gone = list(asked.states), asked.over, []
+    last = {s.id: max(s.used, s.created) for s in left}
+    while over > 0:
+        replayed = {s.id: len(s.tokens) - _shorter(s, left) for s in left}
+        longest, first, latest = max(replayed.values()), min(last.values()), max(last.values())
+        keeps = {
+            s.id: weight * replayed[s.id] / max(1, longest)
+            + (1 - weight) * (last[s.id] - first) / max(1.0, latest - first)
+            for s in left
+        }
+        worst = min(left, key=lambda s: (s.golden, keeps[s.id]))
+        left.remove(worst)
+        gone.append(worst.id)
+        over -= worst.size
+        del last[worst.id]
+    return gone
+
+
+def _shorter(state: Snapshot, others: Collection[Snapshot]) -> int:
+    """Return the length of the longest other state with which this one begins."""
+    lengths = (len(o.tokens) for o in others if o is not state and state.tokens.begins_with(o.tokens))
+    return max(lengths, default=0)
+
+
+def workflow(asked: Asked) -> list[SnapshotId]:
+    """Evict as KVFlow does (arXiv 2507.07400): first the states of the agent whose next step is farthest.
+
+    It is told the order in which agents come, here conversations, but not where in these they go on.
+    """
+
+    def steps(state: Snapshot) -> int:
+        shares = (request.prompt.lcp(state.tokens) > SYSTEM for request in asked.future)
+        return next((n for n, share in enumerate(shares) if share), len(asked.future))
+
+    return _first(asked, lambda s: (-steps(s), _recency(s)))
+
+
+def sparse(asked: Asked) -> list[SnapshotId]:
+    """Keep the states of the newest path that an exact search prefers (arXiv 2605.05219), then recent ones.
+
+    They save most for prompts that diverge where prompts have diverged before, as shares of a path, or with
+    the weight of one prompt anywhere.
+    """
+    end, over = asked.past[-1].end, asked.over
+    path = {len(s.tokens): s for s in asked.states if end.begins_with(s.tokens)}
+    gone = []
+    for state in sorted(asked.states, key=_recency):
+        if over > 0 and state not in path.values() and not state.golden:
+            gone.append(state.id)
+            over -= state.size
+    always = max((at for at, state in path.items() if state.golden), default=0)
+    choices = sorted(at for at in path if at > always)
+    depths = [share * len(end) for share in _divergences(asked.past)]
+    for kept in range(len(choices) - (over > 0), -1, -1):
+        dropped = set(choices) - _placed(choices, depths, len(end), kept, always)
+        if sum(path[at].size for at in dropped) >= over:
+            return [*gone, *(path[at].id for at in sorted(dropped))]
+    return gone
+
+
+def _recency(state: Snapshot) -> float:
+    return max(state.used, state.created)
+
+
+def _divergences(past: Sequence[Request]) -> list[float]:
+    """Return where each prompt diverged from the one before, as a share of that one with its reply."""
+    return [request.prompt.lcp(before.end) / len(before.end) for before, request in pairwise(past)]
+
+
+def _placed(
+    choices: Sequence[int], depths: Sequence[float], end: int, kept: int, always: int
+) -> frozenset[int]:
+    """Return up to `kept` of these lengths: those that leave the fewest tokens from them to the depths."""
+
+    def computed(start: int, until: int) -> float:
+        """Return the tokens from `start` to the depths before `until`, and to one that may be anywhere."""
+        anywhere = (until - start) ** 2 / (2 * end)
+        return anywhere + sum(depth - start for depth in depths if start <= depth < until)
+
+    @cache
+    def search(start: int, first: int, left: int) -> tuple[float, tuple[int, ...]]:
+        found = [(computed(start, end + 1), tuple[int, ...]())]
+        for n in range(first, len(choices) if left else first):
+            cost, others = search(choices[n], n + 1, left - 1)
+            found.append((computed(start, choices[n]) + cost, (choices[n], *others)))
+        return min(found)
+
+    return frozenset(search(always, 0, kept)[1])
+
+
+class Policy(NamedTuple):
+    """A rule of eviction, and whether states are admitted as Marconi does it (4.1).
+
+    It admits the end of a reply, and a place where prompts have diverged.
+    """
+
+    rule: Rule
+    selects: bool = False
+
+
 OURS: Final = "by value"
 LRU: Final = "least recently used"
-MARCONI: Final = "Marconi"  # with the best weight of each case: the paper tunes it on the work itself
-ADMITTED: Final = "Marconi, admission too"
 WEIGHTS: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
-RULES: Final[dict[str, Rule]] = {
-    LRU: oldest_used,
-    "oldest": oldest,
-    OURS: by_value,
-    **{f"{MARCONI} {weight}": partial(flop_aware, weight=weight) for weight in WEIGHTS},
-    **{f"{ADMITTED} {weight}": partial(flop_aware, weight=weight) for weight in WEIGHTS},
-    "with foresight": foresight,
-    "all kept": lambda _: [],  # tokens computed again are then only those of states that were never saved
+SHARES: Final = (0.5, 0.7, 0.85, 1.0)  # 0.85 is the example in the pull request
+POLICIES: Final[dict[str, Policy]] = {
+    LRU: Policy(oldest_used),
+    "oldest": Policy(oldest),
+    OURS: Policy(by_value),
+    "KVFlow": Policy(workflow),
+    "sparse": Policy(sparse),
+    "with foresight": Policy(foresight),
+    "all kept": Policy(lambda _: []),  # computed again are then only tokens of states that were never saved
+}
+# With the best weight of each case: Marconi's paper tunes it on the work itself.
+TUNED: Final[dict[str, list[Policy]]] = {
+    "Marconi": [Policy(partial(flop_aware, weight=weight)) for weight in WEIGHTS],
+    "Marconi, admission too": [
+        Policy(partial(flop_aware, weight=weight), selects=True) for weight in WEIGHTS
+    ],
+    "SegLen": [Policy(partial(segment_length, weight=weight)) for weight in SHARES],
 }
 
 
@@ -183,8 +293,7 @@ class Desk:
 
     kind: Kind
     budget: int
-    rule: Rule
-    admission: bool = False  # of Marconi (4.1): the end of a reply, and a place where prompts have diverged
+    policy: Policy
     states: dict[SnapshotId, Snapshot] = field(default_factory=dict)
     live: SlotContents = field(default_factory=SlotContents)
     again: int = 0  # tokens computed that had been computed before
@@ -205,7 +314,7 @@ class Desk:
                 self._make_room(request, past, future)
 
     def _admits(self, request: Request, end: int, past: Sequence[Request]) -> bool:
-        if not self.admission or end == len(request.end):
+        if not self.policy.selects or end == len(request.end):
             return True
         return any(earlier.end.lcp(request.prompt) == end < len(earlier.end) for earlier in past)
 
@@ -227,13 +336,13 @@ class Desk:
             live=self.live, now=request.at, past=(*past, request), future=future,
         )  # fmt: skip
         if asked.over > 0:
-            for gone in self.rule(asked):
+            for gone in self.policy.rule(asked):
                 del self.states[gone]
         self.most = max(self.most, sum(s.size for s in self.states.values()))
 
 
-def play(kind: Kind, requests: Sequence[Request], name: str, budget: int) -> Desk:
-    desk = Desk(kind, budget, RULES[name], admission=name.startswith(ADMITTED))
+def play(kind: Kind, requests: Sequence[Request], policy: Policy, budget: int) -> Desk:
+    desk = Desk(kind, budget, policy)
     for n, request in enumerate(requests):
         desk.serve(request, requests[:n], requests[n + 1 :])
     return desk
@@ -241,35 +350,33 @@ def play(kind: Kind, requests: Sequence[Request], name: str, budget: int) -> Des
 
 def measure(name: str, seeds: Sequence[int], share: int) -> Row:
     kind, trace = CASES[name]
-    again: dict[str, list[int]] = {rule: [] for rule in RULES}
-    prompts = 0
-    for seed in seeds:
-        requests = trace(random.Random(seed))
-        budget = play(kind, requests[:TURNS], "all kept", 0).most // share
-        prompts += sum(len(request.prompt) for request in requests)
-        for rule in RULES:
-            again[rule].append(play(kind, requests, rule, budget).again)
+    sessions = [trace(random.Random(seed)) for seed in seeds]
+    budgets = [play(kind, each[:TURNS], POLICIES["all kept"], 0).most // share for each in sessions]
+
+    def computed_again(policy: Policy) -> list[int]:
+        pairs = zip(sessions, budgets, strict=True)
+        return [play(kind, requests, policy, budget).again for requests, budget in pairs]
+
+    again = {rule: computed_again(policy) for rule, policy in POLICIES.items()}
+    again |= {rule: min(map(computed_again, policies), key=sum) for rule, policies in TUNED.items()}
     pairs = zip(again[OURS], again[LRU], strict=True)
-    for rule in (MARCONI, ADMITTED):
-        tuned = [again.pop(f"{rule} {weight}") for weight in WEIGHTS]
-        again[rule] = min(tuned, key=sum)
     return {
         "case": name,
         "seeds": len(seeds),
-        "prompt_tokens": prompts,
+        "prompt_tokens": sum(len(request.prompt) for session in sessions for request in session),
         "computed_again": {rule: sum(found) for rule, found in again.items()},
         "seeds_no_worse_than_lru": sum(ours <= theirs for ours, theirs in pairs),
     }
 
 
 def table(rows: Sequence[Row], share: int) -> Table:
-    rules = list(rows[0]["computed_again"])
-    shown = Table("case", *rules, "by value / LRU", "seeds no worse", title=TITLE.format(share))
+    others = [rule for rule in rows[0]["computed_again"] if rule != LRU]
+    shown = Table("case", LRU, *others, "seeds no worse", title=TITLE.format(share))
     for row in rows:
         found, seeds = row["computed_again"], row["seeds"]
-        ratio = found[OURS] / max(1, found[LRU])
-        cells = (f"{found[rule] / seeds:,.0f}" for rule in rules)
-        shown.add_row(row["case"], *cells, f"{ratio:.2f}", f"{row['seeds_no_worse_than_lru']}/{seeds}")
+        ratios = (f"{found[rule] / max(1, found[LRU]):.2f}" for rule in others)
+        worse = f"{row['seeds_no_worse_than_lru']}/{seeds}"
+        shown.add_row(row["case"], f"{found[LRU] / seeds:,.0f}", *ratios, worse)
     return shown
 
 
