@@ -40,6 +40,7 @@ SLOTS: Final = 2  # of an engine that is started here
 CONTEXT_TOKENS: Final = 32_768  # of each
 # Each leg's prompts begin with a random number. Its first digits may be those of a leg before.
 ALIKE_TOKENS: Final = 4
+LEAST_WAYS: Final = 2  # that can be compared
 # Nobody counts it: an engine's first pass is slow, and every prompt begins as one that the engine has seen.
 WARM_UP: Final = Shot(
     session="",
@@ -149,8 +150,8 @@ class Bench:
 
     @property
     def rounds(self) -> int:
-        """The whole rounds: those that all ways have played."""
-        return min(map(len, self.legs.values()), default=0)
+        """The whole rounds: those that all ways have played. A first one may lack ways."""
+        return min((len(legs) for legs in self.legs.values() if legs), default=0)
 
     def report(self) -> dict[str, Any]:
         """Return the report for JSON: figures, the machine and the engine; no prompt, path or address."""
@@ -160,7 +161,7 @@ class Bench:
             "machine": {"cores": os.cpu_count(), "processor": processor(), "system": platform.system()},
             "engine": dict(self.engine),
             "rounds": self.rounds,
-            "ways": {way.value: figures(legs[: self.rounds]) for way, legs in self.legs.items()},
+            "ways": {way.value: figures(legs[: self.rounds]) for way, legs in self.legs.items() if legs},
         }
 
 
@@ -211,8 +212,10 @@ async def bench(engine: Engine, *, minutes: float, console: Console) -> Bench:
                     progress.reset(bar, description=f"round {found.rounds + 1}: {way.value}")
                     found.legs[way].append(await _leg(engine, way, found, progress, bar))
                 longest = max(longest, time.monotonic() - began)
-    if not found.rounds:
-        raise BenchError("No round was played to its end by every way, so there is nothing to compare.")
+    if sum(map(bool, found.legs.values())) < LEAST_WAYS:
+        raise BenchError(
+            "Fewer than two ways have played a round to its end, so there is nothing to compare."
+        )
     return found
 
 

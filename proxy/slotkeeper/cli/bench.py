@@ -46,7 +46,7 @@ def measure(
     console = wide_console()
     console.print(
         f"The same work by {len(measured.ways)} ways, round after round for {minutes:g} minutes. "
-        "Ctrl-C ends it, and keeps the whole rounds.",
+        "Ctrl-C ends it, and keeps the whole rounds; of the first, all ways that have ended.",
         highlight=False,
     )
     try:

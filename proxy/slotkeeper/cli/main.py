@@ -313,7 +313,8 @@ Example: slotkeeper bench --model model.gguf -- -ngl 99
          slotkeeper bench --upstream http://127.0.0.1:8080 --slot-dir /var/cache/slots
          slotkeeper bench --compare monday.json tuesday.json
 Next:    open slotkeeper-bench.html, or paste the Markdown beside it
-Exit code 1 if a request failed or the figures are impossible. Ctrl-C keeps the whole rounds so far.
+Exit code 1 if a request failed or the figures are impossible. Ctrl-C keeps the whole rounds so far, and
+of the first one the ways that have ended.
 """
 
 
