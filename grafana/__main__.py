@@ -28,6 +28,9 @@ FILES: Final[Mapping[str, Callable[[], str]]] = {
     "prometheus/recording.yaml": lambda: _yaml(rules.recording()),
     "prometheus/alerts.yaml": lambda: _yaml(rules.alerts()),
     "../deploy/k8s/components/prometheus/prometheusrule.yaml": lambda: _yaml(rules.for_operator()),
+    # Charts read no files outside their folder.
+    "../deploy/k8s/helm/slotkeeper/files/prometheusrule.yaml": lambda: _yaml(rules.for_operator()),
+    "../deploy/k8s/helm/slotkeeper/files/dashboard.json": board.written,
 }
 
 

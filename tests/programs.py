@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -17,9 +18,12 @@ def program(*names: str) -> str:
     """
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
     found = next(filter(None, (shutil.which(name, path=path) for name in names)), None)
-    if found is None:
-        missing = f"{' or '.join(names)} is not installed here"
-        if os.environ.get("CI"):
-            pytest.fail(missing)
-        pytest.skip(missing)
-    return found
+    return found or missing(" or ".join(names))
+
+
+def missing(name: str) -> NoReturn:
+    """Skip a test without this program, or fail in CI."""
+    reason = f"{name} is not installed here"
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
