@@ -57,7 +57,7 @@ def release(
     name: str = NAME,
     chart: Path = CHART,
 ) -> Release:
-    """Render the chart with values, and `--set` arguments over them. Raises RefusedError."""
+    """Render the chart with values, and those of `--set`. Raises RefusedError."""
     if find_spec("helm_python") is None:
         missing("helm-python-sdk")
     request = {

@@ -13,9 +13,7 @@ import helm_python
 
 def main() -> None:
     request = json.load(sys.stdin)
-    values = request["values"]
-    for words in request["sets"]:  # `--set`, as Helm reads it
-        values |= helm_python.parse_set_string(words)
+    values = request["values"] | helm_python.parse_set_string(",".join(request["sets"]))
     report = helm_python.lint(sys.argv[1], values, strict=True, kube_version=request["kubernetes"])
     with helm_python.Chart.load(sys.argv[1]) as chart:
         chart.validate_schema(values)

@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from types import ModuleType
@@ -304,3 +305,25 @@ def test_notes_name_the_secret_the_claim_and_the_address():
     for words in ("slotkeeper-admin", "claim slotkeeper-models", "http://slotkeeper.slotkeeper:8080"):
         assert words in notes
     assert "https://llm.example.com" in release(ALL).notes
+
+
+# -- with the documents --------------------------------------------------------------------------------
+
+
+def test_the_documented_command_installs_what_it_says():
+    command, more = shown("kubernetes.md", "With Helm", "console")
+    program, verb, name, chart, *words = shlex.split(command.removeprefix("$ ").replace("\\\n", ""))
+    assert (program, verb, ROOT / chart) == ("helm", "install", CHART)
+    assert words[:2] == ["--namespace", "slotkeeper"]
+    sets = [*words[2:], *shlex.split(more)]
+    assert set(sets[::2]) == {"--set"}
+    manifests = release(sets=sets[1::2], name=name).manifests
+    checked(manifests)
+    assert manifests.env("engine")["CTX_SIZE"] == "131072"
+    assert {"medium": "Memory", "sizeLimit": "32Gi"} in [
+        each.get("emptyDir") for each in manifests.pod["volumes"]
+    ]
+    assert manifests.all(MONITOR)
+    assert manifests.all(RULES)
+    assert manifests.one("ConfigMap", "slotkeeper-dashboard")
+    assert manifests.one("NetworkPolicy")["spec"]["egress"][0] == {"ports": [{"port": 9000}]}

@@ -28,12 +28,12 @@ PODS = (
 )
 
 
-def shown(page: str, heading: str) -> list[str]:
-    """Return the blocks of YAML below a heading."""
+def shown(page: str, heading: str, language: str = "yaml") -> list[str]:
+    """Return the blocks of a language below a heading."""
     text = (ROOT / "docs" / page).read_text("utf-8")
-    section = re.search(rf"^### {heading}\n(.*?)(?=^##)", text, re.MULTILINE | re.DOTALL)
+    section = re.search(rf"^###? {heading}\n(.*?)(?=^##)", text, re.MULTILINE | re.DOTALL)
     assert section, heading
-    blocks = re.findall(r"^```yaml\n(.*?)^```", section[1], re.MULTILINE | re.DOTALL)
+    blocks = re.findall(rf"^```{language}\n(.*?)^```", section[1], re.MULTILINE | re.DOTALL)
     assert blocks
     return blocks
 
