@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from typing import Any
 
 import kubernetes_validate
@@ -22,6 +23,7 @@ from deploy.manifests import (
     size,
     written,
 )
+from programs import program
 from slotkeeper import __version__
 from slotkeeper.engine.child.launch import CONTEXT_TOKENS, SLOTS, EngineKind, find_engine, recommended
 from slotkeeper.engine.fingerprint import LAZY_SINCE
@@ -239,6 +241,18 @@ def test_images_have_this_version_and_the_build_of_compose(manifests: Manifests)
     )
     assert entrypoint
     assert yaml.safe_load(entrypoint[1]) == list(ENTRYPOINTS["slotkeeper"])
+
+
+def test_a_release_names_the_image_as_the_manifests_do(tmp_path):
+    release = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8"))
+    steps = release["jobs"]["image"]["steps"]
+    (line,) = (step["run"] for step in steps if "GITHUB_ENV" in step.get("run", ""))
+    env = {"GITHUB_REF_NAME": f"v{__version__}", "GITHUB_ENV": str(tmp_path / "env")}
+    subprocess.run((program("bash"), "-e", "-c", line), env=env, check=True)
+    name, _, version = (tmp_path / "env").read_text("utf-8").strip().partition("=")
+    (pushed,) = (step["with"]["tags"] for step in steps if "tags" in step.get("with", {}))
+    assert pushed.rpartition(":")[2] == f"${{{{ env.{name} }}}}"
+    assert version == tag(rendered("example"), "slotkeeper")
 
 
 GPUS = ("overlays/rocm", "overlays/vulkan")  # those whose devices belong to groups of the node
