@@ -1,10 +1,10 @@
-"""Fill the marked blocks of the documents: `python docs/generate.py [--check]`.
+"""Fill the marked blocks of the documents, and write completions: `python docs/generate.py [--check]`.
 
 Tables of settings, metrics and rules come from the code, the one of what works from the tests, and tables of
 measured tokens from docs/figures.json (written by `python -m benchmarks.publish` from the last runs).
 
 A block stands between `<!-- name:begin -->` and `<!-- name:end -->`. With `--check` nothing is written,
-and the exit code is 1 when a block is not what the code says.
+and the exit code is 1 when a block or a completion is not what the code says.
 """
 # ruff: noqa: INP001 - a script beside the documents, not a package
 
@@ -20,14 +20,18 @@ import sys
 import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, get_args, get_origin
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script it sees only its own folder
 
+import shtab
 from benchmarks.tables import MEASURED, code
 
+from slotkeeper.cli.completion import FILES
+from slotkeeper.cli.docs import topics
+from slotkeeper.cli.main import OF_SIDECARS, add_all_settings, parsers
 from slotkeeper.conversation.divergence import CAUSES
 from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.conversation.rules.apply import RULES
@@ -190,6 +194,44 @@ BLOCKS: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
 }
 
 
+# -- completions for shells ----------------------------------------------------------------------------
+
+DIRECTORIES: Final = ("DIR",)  # beginnings of metavars
+PATHS: Final = ("FILE", "PATH", "TRACE", "NAME.", "A.json")
+
+
+def completion(shell: str) -> str:
+    """Return the script that completes the command line. It is shipped, so users do not need shtab."""
+    parser, commands = parsers()
+    for name in OF_SIDECARS:
+        add_all_settings(name, commands[name])
+    for action in parser._subparsers._group_actions[0]._choices_actions:  # type: ignore[union-attr] # noqa: SLF001
+        commands[action.dest].description = action.help  # one line; shtab takes the description
+    for command in commands.values():
+        for action in command._actions:  # noqa: SLF001 - argparse has no public list of them
+            _completed(action)
+    return shtab.complete(parser, shell).rstrip() + "\n"
+
+
+def _completed(action: argparse.Action) -> None:
+    """Say what the words after a flag are: files, folders, topics, the values of a setting."""
+    metavar = action.metavar[0] if isinstance(action.metavar, tuple) else action.metavar or ""
+    setting = Settings.model_fields.get(action.dest.removeprefix("set_"))
+    if action.dest == "topic":
+        action.choices = tuple(topics())
+    elif setting and get_origin(setting.annotation) is Literal:
+        action.choices = get_args(setting.annotation)
+    elif metavar.startswith(DIRECTORIES):
+        action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+    elif metavar.startswith(PATHS):
+        action.complete = shtab.FILE  # type: ignore[attr-defined]
+
+
+WRITTEN: Final[Mapping[str, Callable[[], str]]] = {
+    f"proxy/slotkeeper/completions/{name}": partial(completion, shell) for shell, name in FILES.items()
+}
+
+
 # -- the documents -------------------------------------------------------------------------------------
 
 
@@ -205,7 +247,7 @@ def filled(text: str, blocks: Mapping[str, Callable[[], str]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None, folder: Path = ROOT) -> int:
-    parser = argparse.ArgumentParser(description="Fill the marked blocks of the documents.")
+    parser = argparse.ArgumentParser(description="Fill the blocks of the documents; write completions.")
     parser.add_argument(
         "--check", action="store_true", help="write nothing; exit code 1 if one is out of date"
     )
@@ -218,6 +260,13 @@ def main(argv: Sequence[str] | None = None, folder: Path = ROOT) -> int:
             stale.append(name)
             if not args.check:
                 path.write_text(new, "utf-8")
+    for name, write in WRITTEN.items():
+        path = folder / name
+        if not path.exists() or path.read_text("utf-8") != write():
+            stale.append(name)
+            if not args.check:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(write(), "utf-8")
     if stale and args.check:
         sys.stderr.write(f"out of date: {', '.join(stale)}; run `python docs/generate.py`\n")
     return int(bool(stale and args.check))

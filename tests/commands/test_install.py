@@ -60,6 +60,7 @@ def test_the_lines_of_the_pages_install_it_in_an_empty_environment(version, tmp_
         run(line, programs, tmp_path)
         folder = tmp_path / "b" if line.startswith("pipx") else programs
         assert run(f"{folder}/slotkeeper --version", programs, tmp_path).split()[-1] == __version__, page
+        assert "complete " in run(f"{folder}/slotkeeper completion bash", programs, tmp_path), page
     assert "Beside a running llama-server" in run(
         f"{tmp_path}/b/slotkeeper docs quickstart", programs, tmp_path
     )

@@ -30,6 +30,7 @@ from slotkeeper.cli.arguments import (
     print_config,
     settings_of,
 )
+from slotkeeper.cli.completion import FILES, script
 from slotkeeper.values import UsageError, server
 
 EPILOG_OF_SERVE: Final = """\
@@ -65,6 +66,12 @@ Example: slotkeeper docs agents
 Next:    slotkeeper docs quickstart, then slotkeeper doctor --upstream http://127.0.0.1:8081
 On a terminal a page opens in the pager (the variable PAGER). Otherwise its Markdown is printed as it is.
 """
+EPILOG_OF_COMPLETION: Final = """\
+Example: slotkeeper completion fish > ~/.config/fish/completions/slotkeeper.fish
+         eval "$(slotkeeper completion bash)"     in ~/.bashrc
+         eval "$(slotkeeper completion zsh)"      in ~/.zshrc, after compinit
+Next:    open another shell, and press Tab after slotkeeper
+"""
 OF_SIDECARS: Final = ("serve", "up")  # until they handle signals, SIGINT ends them at once: __main__.py
 HELP: Final = frozenset({"-h", "--help"})  # show the basic settings only
 STARTS_ENGINES: Final = ("up", "bench")
@@ -76,11 +83,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     _hold_standard_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     own, engine_words = _split(words)
-    parser, commands = _parser()
+    parser, commands = parsers()
     command, basics = command_in(own), False
     if command in OF_SIDECARS:  # for other commands, loading the settings takes longer than all else
         basics = not HELP.isdisjoint(own)
-        add_settings(commands[command], without=OF_UP if command == "up" else (), basics=basics)
+        add_all_settings(command, commands[command], basics=basics)
     try:
         check_words(parser, commands, own if not basics else ())
     except UsageError as error:
@@ -138,8 +145,13 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
     return words, []
 
 
-def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """Return the parser, and the parser of each command by name."""
+def add_all_settings(command: str, parser: argparse.ArgumentParser, *, basics: bool = False) -> None:
+    """Add the flags of the settings that one of OF_SIDECARS has; `basics`: only the basic ones."""
+    add_settings(parser, without=OF_UP if command == "up" else (), basics=basics)
+
+
+def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """Return the parser, and the parser of each command by name, without the flags of settings."""
     parser = argparse.ArgumentParser(
         prog="slotkeeper",
         description="A sidecar in front of stock llama-server: no token is prefilled twice.",
@@ -165,6 +177,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     _replay(commands)
     _lint(commands)
     _docs(commands)
+    _completion(commands)
     return parser, dict(commands.choices)
 
 
@@ -518,6 +531,23 @@ def _docs(commands: Any) -> None:
         from slotkeeper.cli.terminal import console
 
         return docs(args.topic, console())
+
+    parser.set_defaults(run=run)
+
+
+def _completion(commands: Any) -> None:
+    parser = commands.add_parser(
+        "completion",
+        help="print the script with which a shell completes commands and flags",
+        description="Print the script with which a shell completes commands, flags, files and topics.",
+        epilog=EPILOG_OF_COMPLETION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("shell", choices=tuple(FILES), help="which shell")
+
+    def run(args: argparse.Namespace) -> int:
+        print(script(args.shell), end="")  # noqa: T201
+        return 0
 
     parser.set_defaults(run=run)
 

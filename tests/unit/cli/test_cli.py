@@ -29,6 +29,7 @@ COMMANDS = (
     "replay",
     "lint",
     "docs",
+    "completion",
 )
 NO_SERVER = "http://127.0.0.1:1"  # no server listens at this port
 SERVING = {"aiohttp", "tiktoken", "uvloop", "structlog"}  # slow imports of `serve`
@@ -63,6 +64,7 @@ def no_settings_of_this_machine(monkeypatch, tmp_path):
     [
         ("--version", SERVING | SETTINGS | ASKING | SHOWING),
         ("--help", SERVING | SETTINGS | ASKING | SHOWING),
+        ("completion bash", SERVING | SETTINGS | ASKING | SHOWING),  # each new shell runs it
         (f"drain e --admin {NO_SERVER}", SERVING | SETTINGS | SHOWING),
         (f"undrain e --admin {NO_SERVER}", SERVING | SETTINGS | SHOWING),
         ("health", SERVING | SETTINGS | SHOWING),
