@@ -6,10 +6,12 @@ PYTEST_ARGS ?=
 # For two cores: tests wait for engines and timers half of the time.
 WORKERS ?= 3
 ROUNDS ?= 5
+# Where `make packages` says that the release will be.
+REPOSITORY ?= https://github.com/OWNER/slotkeeper
 # Branches are traced in these only: tracing makes simulations and properties several times slower.
 TRACED := $(filter-out tests/unit/bench/ %/__pycache__/,$(wildcard tests/unit/*/)) tests/playbooks
 
-.PHONY: help demo unit coverage test test-remaining test-twins rehearse search frozen fuzz soak test-image test-fleet test-real lint audit images bench lock clean
+.PHONY: help demo unit coverage test test-remaining test-twins rehearse search frozen fuzz soak test-image test-fleet test-real lint audit images bench packages lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -81,6 +83,23 @@ images: $(VENVS)/dev/ready  ## pictures of the dashboard in docs/images, by its 
 bench: $(VENVS)/dev/ready  ## benchmarks (beside nginx, if it is installed)
 	$(VENVS)/dev/bin/python -m benchmarks
 
+packages: VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' proxy/slotkeeper/__init__.py)
+packages: SOURCE := slotkeeper-$(VERSION).tar.gz
+packages: INSTALLED := $(VENVS)/release/bin/pip --quiet --disable-pip-version-check --python $(VENVS)/installed
+packages: $(VENVS)/release/ready  ## what a release publishes: packages in build/dist, their SBOM and a Homebrew formula in build/assets
+	rm -rf build/dist build/assets build/wheels && mkdir -p build/assets
+	$(VENVS)/release/bin/python -m hatchling build --directory build/dist
+	$(VENVS)/release/bin/pip wheel --quiet --disable-pip-version-check --require-hashes --wheel-dir build/wheels -r requirements/image.lock
+	$(PYTHON) -m venv --clear --without-pip $(VENVS)/installed
+	$(INSTALLED) install --no-index --find-links build/wheels --find-links build/dist "slotkeeper[hints,otel,s3]==$(VERSION)"
+	sed 's/^dynamic = .*/version = "$(VERSION)"/' pyproject.toml > build/pyproject.toml  # else the SBOM does not name it
+	$(VENVS)/release/bin/cyclonedx-py environment --pyproject build/pyproject.toml --output-reproducible \
+	  --output-file build/assets/slotkeeper.cdx.json $(VENVS)/installed
+	$(VENVS)/release/bin/uv pip compile --quiet --universal --python-version 3.11 --format pylock.toml \
+	  --constraint requirements/image.lock pyproject.toml --output-file build/pylock.toml
+	$(VENVS)/release/bin/python deploy/homebrew/formula.py --pylock build/pylock.toml --source build/dist/$(SOURCE) \
+	  --url $(REPOSITORY)/releases/download/v$(VERSION)/$(SOURCE) --homepage $(REPOSITORY) > build/assets/slotkeeper.rb
+
 lock:  ## write the lock files again, after a change of dependencies
 	$(PYTHON) -m venv $(VENVS)/lock && $(VENVS)/lock/bin/pip install --quiet uv==0.13.8
 	$(UV) pip compile --quiet --universal --no-strip-extras --generate-hashes --python-version 3.11 --extra demo pyproject.toml requirements/build.in -o requirements/demo.lock
@@ -88,6 +107,7 @@ lock:  ## write the lock files again, after a change of dependencies
 	$(UV) pip compile --quiet --universal --no-strip-extras --generate-hashes --python-version 3.11 --extra otel --extra s3 --extra hints pyproject.toml requirements/build.in -o requirements/image.lock
 	$(UV) pip compile --quiet --universal --no-strip-extras --generate-hashes --python-version 3.11 requirements/real.in -o requirements/real.lock
 	$(UV) pip compile --quiet --universal --no-strip-extras --generate-hashes --python-version 3.11 requirements/audit.in -o requirements/audit.lock
+	$(UV) pip compile --quiet --universal --no-strip-extras --generate-hashes --python-version 3.11 requirements/release.in requirements/build.in -o requirements/release.lock
 	$(UV) pip compile --quiet --universal --no-strip-extras --generate-hashes --python-version 3.11 requirements/fleet.in -o requirements/fleet.lock
 	$(UV) pip compile --quiet --universal --no-strip-extras --generate-hashes --python-version 3.11 requirements/older-engine.in -o requirements/older-engine.lock
 
