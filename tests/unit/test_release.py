@@ -79,6 +79,7 @@ def test_a_job_may_write_only_what_it_says(name):
         "packages": {"id-token", "attestations"},
         "page": {"contents"},
         "image": {"packages", "id-token"},
+        "chart": {"packages", "id-token"},
     }
     assert writes == (expected if name == "release.yml" else {job: set() for job in writes})
 
