@@ -326,13 +326,12 @@ def _due(state: State, table: EngineTable, contents: SlotContents, now: float) -
     """Return when the slot may be saved; `now` or earlier means at once."""
     if state.ends(table) or not table.traits.snapshots:
         return table.no_save_until
-    back = crowd_cut(contents, table, state.catalog, now)
-    if back or unsaved(contents, table.traits, state.catalog):
+    if not _at_rest(state, table):
+        paused = contents.used + pause_beside_answers(table, contents, state.catalog)
+    elif crowd_cut(contents, table, state.catalog, now) or unsaved(contents, table.traits, state.catalog):
         paused = save_due(state, table, contents, now)
     else:
         paused = rest_until(state, table, contents)
-    if not _at_rest(state, table):
-        paused = contents.used + pause_beside_answers(table, contents, state.catalog)
     paid = now + state.writes.wait(table.bytes_of(contents), now)
     return max(paused, paid, table.no_save_until)
 
