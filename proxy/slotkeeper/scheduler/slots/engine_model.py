@@ -578,23 +578,29 @@ def restored(
     """
     carried = snapshot.checkpoints if _comes_with_checkpoints(traits) else ()
     possible = tuple(Checkpoint(at, RESTORED, max(0, at - window_cells(traits))) for at in carried)
-    state = SlotContents(
+    return SlotContents(
         tokens=snapshot.tokens,
         checkpoints=possible[-traits.checkpoint_cap :],
         possible=possible if traits.guessed else (),
+        # A repaired window is one position longer than a bare one, so that it can be extended.
+        slack=1 if snapshot.repaired else 0,
+        floor=_bare_floor(len(snapshot.tokens), traits),
         request=request,
         turns=snapshot.turns,
         from_file=keeps_checkpoints(traits) and not carried,
         used=now,
     )
-    # A repaired window is one position longer than a bare one, so that it can be extended.
-    return replace(bare(state, traits), slack=1 if snapshot.repaired else 0)
 
 
 def bare(state: SlotContents, traits: EngineTraits) -> SlotContents:
     """Return the state after a copy to a file or the RAM cache and back: a window loses what precedes it."""
-    cut_short = traits.memory is Memory.SWA and traits.swa_full and state.total > traits.n_swa
-    return replace(state, slack=0, floor=state.total - 1 if cut_short else 0)
+    return replace(state, slack=0, floor=_bare_floor(state.total, traits))
+
+
+def _bare_floor(total: int, traits: EngineTraits) -> int:
+    """Return the floor of a state of so many tokens after such a copy."""
+    cut_short = traits.memory is Memory.SWA and traits.swa_full and total > traits.n_swa
+    return total - 1 if cut_short else 0
 
 
 def as_file(state: SlotContents, traits: EngineTraits) -> SlotContents:
