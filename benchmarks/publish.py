@@ -34,6 +34,7 @@ def _fields(*names: str) -> Pick:
 PICKED: Final[Mapping[str, Pick]] = MappingProxyType(
     {
         "demo": lambda figures: figures,
+        "bench": lambda figures: figures,
         "scenarios": lambda figures: figures,
         "boundaries": _fields(*TOKENS, "model", "each"),
         "cases": _fields("case", "about", "stock", "ours", "limit"),
@@ -65,10 +66,18 @@ def collect(folder: Path, before: Mapping[str, Any]) -> dict[str, Any]:
     for name, pick in PICKED.items():
         path = folder / f"{name}.json"
         if path.exists():
-            document = orjson.loads(path.read_bytes())
+            document = _run(orjson.loads(path.read_bytes()))
             rows = _with_other_builds(pick(document["figures"]), before.get(name, {}).get("figures", ()))
             found[name] = {key: document[key] for key in KEPT} | {"figures": rows}
     return found
+
+
+def _run(document: Row) -> Row:
+    """Return a run; a report of `slotkeeper bench --report artifacts/benchmarks/bench` is one too."""
+    if "ways" not in document:
+        return document
+    facts = {"version": document["slotkeeper"], "at": document["date"], "cores": document["machine"]["cores"]}
+    return {**facts, "figures": [document]}
 
 
 def _with_other_builds(rows: list[Row], before: Sequence[Row]) -> list[Row]:

@@ -18,6 +18,7 @@ from benchmarks.figures import BUILDS
 from benchmarks.mechanisms import JOINED, MECHANISMS, WORSE
 from benchmarks.profile_work import ABOUT
 from benchmarks.waiting_figures import COLUMNS, grouped
+from slotkeeper.bench import bench_report
 from slotkeeper.bench.models import Fat
 from slotkeeper.scheduler.requests.figures import Sums
 
@@ -116,6 +117,12 @@ def _pair(ratios: Iterable[float]) -> str:
     """Write the older build's figure/the newer's; one figure if both are the same."""
     texts = list(dict.fromkeys(f"{ratio:.2f}" for ratio in ratios))
     return "/".join(texts)
+
+
+def bench() -> str:
+    """The report of `slotkeeper bench`, as users get it."""
+    (report,) = measured("bench")
+    return bench_report.markdown(report).rstrip("\n")
 
 
 def interleaved() -> str:
@@ -400,8 +407,10 @@ def performance() -> str:
 
 
 MEASURED: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
-    "README.md": {"demo": comparison, "interleaved": interleaved, "breaks": breaks},
+    "README.md": {"demo": comparison, "bench": bench},
     "docs/benchmarks.md": {
+        "interleaved": interleaved,
+        "breaks": breaks,
         "restarts": restarts,
         "crowds": crowds,
         "report-cells": report_cells,
