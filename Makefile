@@ -132,7 +132,7 @@ $(VENVS)/clients/ready: requirements/clients.lock | $(UV)
 
 build/clients/ready: tests/clients/package.json tests/clients/package-lock.json $(VENVS)/clients/ready
 	mkdir -p build/clients && cp tests/clients/package*.json build/clients
-	PATH="$(CURDIR)/$(VENVS)/clients/bin:$$PATH" && cd build/clients && npm ci --no-audit --no-fund --loglevel=error
+	PATH="$(CURDIR)/$(VENVS)/clients/bin:$$PATH" && cd build/clients && npm install --no-audit --no-fund --loglevel=error
 	touch $@
 
 $(VENVS)/fleet/ready: requirements/fleet.lock

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import distributions
@@ -80,6 +80,10 @@ class Leg:
             await self.engine.restart()
         else:
             await lab.restarted(self.engine, self.sidecar)
+
+    async def idle(self) -> bool:
+        """Return whether no slot of the engine computes."""
+        return not await self.busy()
 
     async def busy(self) -> int:
         """Return the number of the engine's slots that compute."""
@@ -158,8 +162,8 @@ async def ran(words: Sequence[str], home: Path, more: Mapping[str, str] | None =
         return await end(process)
 
 
-async def until(true: Any) -> None:
-    """Wait until an asynchronous condition holds. Raises TimeoutError."""
+async def until(true: Callable[[], Awaitable[object]]) -> None:
+    """Wait until a condition holds. Raises TimeoutError."""
     async with asyncio.timeout(PATIENCE):
         while not await true():
             await asyncio.sleep(lab.LOOK_SECONDS)

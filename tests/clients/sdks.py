@@ -160,7 +160,7 @@ def _langchain(base: str) -> Results:
     from langchain_openai import ChatOpenAI
 
     url: Any = {"base_url": f"{base}/v1", "api_key": "none", "model": "local", "max_retries": 0}
-    model = ChatOpenAI(**url, temperature=0, max_tokens=ANSWER_TOKENS)  # type: ignore[call-arg]
+    model = ChatOpenAI(**url, temperature=0, max_tokens=ANSWER_TOKENS)
     responses = ChatOpenAI(**url, temperature=0, use_responses_api=True)
 
     @tool
@@ -236,12 +236,22 @@ def _retried(base: str) -> Results:
     }
 
 
+def _endless(base: str) -> Results:
+    """Read an answer that does not end until the context is full."""
+    import openai
+
+    create: Any = openai.OpenAI(base_url=f"{base}/v1", api_key="none").chat.completions.create
+    more = {"ignore_eos": True, "max_tokens": 60_000}
+    return {"chunks": len(list(create(model="local", messages=ASK, stream=True, extra_body=more)))}
+
+
 USES: Final[dict[str, Callable[[str], Results]]] = {
     "openai": _openai,
     "anthropic": _anthropic,
     "langchain-openai": _langchain,
     "litellm": _litellm,
     "retries": _retried,
+    "endless": _endless,
 }
 
 if __name__ == "__main__":

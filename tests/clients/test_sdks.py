@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from builds import BUILDS, NEWER
-from clients.conftest import VENV, Leg, begun, end, our_leg, ran, stock_leg
+from clients.conftest import VENV, Leg, begun, end, our_leg, ran, stock_leg, until
 from programs import program
 
 pytestmark = pytest.mark.clients
@@ -60,3 +61,14 @@ async def test_libraries_try_again_until_a_killed_engine_is_back(home, tmp_path)
             await ours.restarted()
             ended = await end(process)
     assert json.loads(ended.out) == {"openai": "stop", "anthropic": "end_turn"}
+
+
+@pytest.mark.parametrize("kind", BUILDS)
+async def test_ctrl_c_in_an_answer_frees_the_slot(kind, home, tmp_path):
+    async with our_leg(kind, tmp_path / "ours") as ours:
+        async with begun(words("endless", ours), home) as process:
+            await until(ours.busy)
+            process.send_signal(signal.SIGINT)
+            assert (await end(process)).code != 0
+        await until(ours.idle)
+        assert (await used("retries", ours, home)) == {"openai": "stop", "anthropic": "end_turn"}

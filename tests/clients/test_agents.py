@@ -1,0 +1,131 @@
+"""Agents that people use: through us they end as with the engine itself, and cost it no more tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from builds import BUILDS, NEWER
+from clients.agents import AGENTS_BY_NAME, Agent
+from clients.conftest import Ended, Leg, our_leg, ran, stock_leg, until
+from programs import program
+from slotkeeper.bench import lab
+
+pytestmark = pytest.mark.clients
+
+TASKS: Final = ("Say hello.", "Say it in other words.", "Say goodbye.")
+AT_MOST: Final = 1.005  # times the tokens that the engine evaluates without us
+AFTER_RESTART: Final = 1.05  # times those of an engine that was not restarted
+QUICK: Final = ("llm", "pi", "codex")  # agents that start within seconds
+SLOW: Final = ("opencode", "claude-code", "qwen-code", "cline")
+
+
+def words(agent: Agent, turn: int) -> list[str]:
+    return [program(str(agent.program)), *(agent.later if turn else agent.first), TASKS[turn]]
+
+
+async def takes_turn(agent: Agent, leg: Leg, home: Path, turn: int = 0) -> Ended:
+    agent.write(home, leg.url)
+    work = home / "work"
+    work.mkdir(exist_ok=True)
+    return await ran(words(agent, turn), home, agent.variables, cwd=work)
+
+
+async def converses(agent: Agent, leg: Leg, home: Path, turns: int) -> tuple[int, int]:
+    """Take turns in a new home at the same path; return the failed ones, and the tokens of the engine."""
+    shutil.rmtree(home)
+    home.mkdir()  # noqa: ASYNC240 - a local disk
+    before = await leg.evaluated()
+    ended = [await takes_turn(agent, leg, home, turn) for turn in range(turns)]
+    return sum(one.code != 0 or not one.out.strip() for one in ended), await leg.evaluated() - before
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [pytest.param(name, *kind.values, marks=kind.marks) for name in QUICK for kind in BUILDS]
+    + [(name, NEWER) for name in SLOW],
+)
+async def test_an_agent_costs_no_more_than_with_the_engine_alone(name, kind, home, tmp_path, measured):
+    agent = AGENTS_BY_NAME[name]
+    turns = 3 if name in QUICK else 2 if agent.later else 1
+    words(agent, 0)
+    async with stock_leg(kind, tmp_path / "stock") as stock, our_leg(kind, tmp_path / "ours") as ours:
+        errors_stock, tokens_stock = await converses(agent, stock, home, turns)
+        errors_ours, tokens_ours = await converses(agent, ours, home, turns)
+    measured(
+        agent.package,
+        stock,
+        case=f"{turns} turns",
+        errors_ours=errors_ours,
+        errors_stock=errors_stock,
+        tokens_ours=tokens_ours,
+        tokens_stock=tokens_stock,
+    )
+    assert (errors_ours, errors_stock) == (0, 0)
+    assert tokens_ours <= AT_MOST * tokens_stock
+
+
+@pytest.mark.parametrize("name", ["pi", "codex"])  # the prompts of llm are too short to be saved
+async def test_a_kill_of_sidecar_and_engine_between_two_turns_costs_little(name, home, tmp_path, measured):
+    """The least possible are the tokens of an engine alone that was not killed."""
+    agent = AGENTS_BY_NAME[name]
+    words(agent, 0)
+    async with stock_leg(NEWER, tmp_path / "stock") as stock:
+        errors_stock, least = await converses(agent, stock, home, 2)
+    shutil.rmtree(home)
+    home.mkdir()
+    ended, tokens = list[Ended](), 0
+    async with stock_leg(NEWER, tmp_path / "ours") as behind:
+        for turn in range(2):
+            before = await behind.evaluated()
+            log = tmp_path / f"{turn}.log"
+            folder = ("--slot-dir", str(behind.engine.flags.slot_save_path))
+            with log.open("wb") as output:
+                async with lab.served(behind.url, folder, output.fileno()) as served:
+                    leg = Leg(url=served.url, engine=behind.engine)
+                    ended.append(await takes_turn(agent, leg, home, turn))
+                    await until(partial(saved, log))
+                    os.kill(served.pid, signal.SIGKILL)
+            tokens += await behind.evaluated() - before
+            await behind.restarted()
+    measured(
+        agent.package,
+        behind,
+        case="killed between 2 turns",
+        errors_ours=sum(one.code != 0 for one in ended),
+        errors_stock=errors_stock,
+        tokens_ours=tokens,
+        tokens_stock=least,
+    )
+    assert [one.code for one in ended] == [0, 0]
+    assert tokens <= AFTER_RESTART * least
+
+
+async def saved(log: Path) -> bool:
+    """Return whether a slot was saved in the pause after the last request."""
+    *_, after = log.read_text().rpartition('"event":"request"')  # noqa: ASYNC240 - a local disk
+    return '"moment":"pause"' in after
+
+
+async def test_more_agents_than_slots_at_once(home, tmp_path, measured):
+    """Two clients of each kind share two slots."""
+    agents = [AGENTS_BY_NAME[name] for name in QUICK] * 2
+    homes = [home / str(number) for number in range(len(agents))]
+    for agent, one in zip(agents, homes, strict=True):
+        words(agent, 0)
+        one.mkdir()
+    async with our_leg(NEWER, tmp_path / "ours") as ours:
+        turns = [takes_turn(agent, ours, one) for agent, one in zip(agents, homes, strict=True)]
+        ended = await asyncio.gather(*turns)
+    failed = sum(one.code != 0 for one in ended)
+    measured(
+        QUICK[0], ours, case=f"{len(agents)} of {', '.join(QUICK)} at once on 2 slots", errors_ours=failed
+    )
+    assert failed == 0, [str(one) for one in ended]
