@@ -64,7 +64,7 @@ test-fleet: $(VENVS)/dev/ready $(VENVS)/fleet/ready  ## a fleet behind real gate
 	PATH="$(CURDIR)/$(VENVS)/fleet/bin:$$PATH" $(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -m fleet
 
 test-clients: $(VENVS)/dev/older/ready build/clients/ready  ## client libraries and coding agents, through us beside the engine alone (tests/clients)
-	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m clients
+	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m clients tests/clients
 
 clients-update: $(UV) $(VENVS)/clients/ready  ## newest versions of the clients of `make test-clients`
 	$(UV) pip compile $(LOCKED) --upgrade requirements/clients.in -o requirements/clients.lock

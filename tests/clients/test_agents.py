@@ -71,7 +71,7 @@ async def test_an_agent_costs_no_more_than_with_the_engine_alone(name, kind, hom
         idle_tokens=idle,
     )
     assert (errors_ours, errors_stock) == (0, 0)
-    # An older build has no checkpoints in its files: in a long pause we compute up to 1,200 tokens anew there.
+    # An older build has no checkpoints in its files: in a long pause we compute some 1,200 tokens anew.
     counted = tokens_ours if kind == NEWER else tokens_ours - idle
     assert counted <= AT_MOST * tokens_stock
 
