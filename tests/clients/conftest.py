@@ -53,12 +53,13 @@ class Row:
     idle_tokens: int = 0  # of ours: those that nobody waited for
 
     def __str__(self) -> str:
-        share = (
-            "" if not self.tokens_stock else f", {(self.tokens_ours or 0) / self.tokens_stock:.4f} of stock's"
-        )
-        tokens = "" if self.tokens_ours is None else f"; tokens {self.tokens_ours}{share}"
-        errors = f"errors {self.errors_ours} (stock {self.errors_stock})"
-        return f"{self.client} {self.version} on {self.build}: {self.case}: {errors}{tokens}"
+        text = f"{self.client} {self.version} on {self.build}: {self.case}: errors {self.errors_ours}"
+        text += f" (stock {self.errors_stock})"
+        if self.tokens_ours is not None and self.tokens_stock:
+            share = self.tokens_ours / self.tokens_stock
+            text += f"; tokens {self.tokens_ours} / {self.tokens_stock} = {share:.4f}"
+            text += f", idle {self.idle_tokens}"
+        return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
