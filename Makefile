@@ -123,7 +123,7 @@ lock: $(UV)  ## write the lock files again, after a change of dependencies
 $(UV):
 	$(PYTHON) -m venv $(VENVS)/lock && $(VENVS)/lock/bin/pip install --quiet --disable-pip-version-check uv==0.13.8
 
-# uv and not pip, which needs three minutes for these. npm is named by its path, as the wheel's own link to it is broken.
+# npm gets a link of its own, as the wheel's is broken.
 $(VENVS)/clients/ready: requirements/clients.lock | $(UV)
 	$(PYTHON) -m venv --clear $(VENVS)/clients
 	$(UV) pip install --quiet --python $(VENVS)/clients/bin/python --require-hashes -r $<

@@ -227,6 +227,7 @@ def _retried(base: str) -> Results:
     import anthropic
     import openai
 
+    print("asks now", file=sys.stderr, flush=True)  # noqa: T201 - the test starts the engine then
     of_openai: Any = openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=RETRIES)
     of_anthropic: Any = anthropic.Anthropic(base_url=base, api_key="none", max_retries=RETRIES)
     common: dict[str, Any] = {"model": "local", "max_tokens": ANSWER_TOKENS, "messages": ASK[1:]}

@@ -61,6 +61,7 @@ async def test_libraries_try_again_until_a_killed_engine_is_back(home, tmp_path)
     async with our_leg(NEWER, tmp_path / "ours") as ours:
         ours.engine.kill()
         async with begun(words("retries", ours), home) as process:
+            await process.stderr.readline()  # its libraries are loaded
             await ours.restarted()
             ended = await end(process)
     assert json.loads(ended.out) == {"openai": "stop", "anthropic": "end_turn"}
