@@ -21,10 +21,9 @@ WIDTH: Final = 118
 console: Final = Console(width=None if Console().is_terminal else WIDTH, soft_wrap=False)
 
 
-def keep(name: str, figures: Any) -> None:
-    """Write `figures` to artifacts/benchmarks/NAME.json, with the facts that are needed to compare runs."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    document = {
+def documented(name: str, figures: Any) -> dict[str, Any]:
+    """Return figures with the facts that are needed to compare runs."""
+    return {
         "benchmark": name,
         "version": __version__,
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -34,6 +33,11 @@ def keep(name: str, figures: Any) -> None:
         "load": os.getloadavg()[0],  # other work on the machine makes times worthless
         "figures": figures,
     }
+
+
+def keep(name: str, figures: Any) -> None:
+    """Write `figures` to artifacts/benchmarks/NAME.json."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"{name}.json"
-    path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
+    path.write_bytes(orjson.dumps(documented(name, figures), option=orjson.OPT_INDENT_2))
     console.print(f"[dim]{path}[/dim]")

@@ -37,6 +37,7 @@ PICKED: Final[Mapping[str, Pick]] = MappingProxyType(
         "bench": lambda figures: figures,
         "scenarios": lambda figures: figures,
         "boundaries": _fields(*TOKENS, "model", "each"),
+        "clients": lambda figures: figures,
         "cases": _fields("case", "about", "stock", "ours", "limit"),
         "rewriting": _fields(*TOKENS),
         "recorded": _fields(*TOKENS),

@@ -125,6 +125,24 @@ def bench() -> str:
     return bench_report.markdown(report).rstrip("\n")
 
 
+def clients() -> str:
+    """What `make test-clients` measured; a client with a row for each build has one line."""
+    lines: dict[tuple[str, str, str], list[Row]] = {}
+    for row in sorted(measured("clients"), key=lambda row: (row["client"].rpartition("/")[2], row["build"])):
+        lines.setdefault((row["client"], row["version"], row["case"]), []).append(row)
+    head = ("client", "work", "errors, ours/stock", "tokens ÷ stock", "without idle work")
+    return table(head, (_client(*key, rows) for key, rows in lines.items()))
+
+
+def _client(name: str, version: str, case: str, rows: Sequence[Row]) -> Sequence[str]:
+    errors = (f"{row['errors_ours']}/{row['errors_stock']}" for row in rows)
+    known = [row for row in rows if row["tokens_stock"]]
+    ratios = _pair(row["tokens_ours"] / row["tokens_stock"] for row in known)
+    waited = _pair((row["tokens_ours"] - row["idle_tokens"]) / row["tokens_stock"] for row in known)
+    builds = "" if len(rows) > 1 else f", {rows[0]['build']}"
+    return f"{name} {version}", case + builds, ", ".join(dict.fromkeys(errors)), ratios or "-", waited or "-"
+
+
 def interleaved() -> str:
     mine = (row for row in measured("scenarios") if row["session"] == "interleaved")
     rows = {(row["build"], row["model"]): row for row in mine}
@@ -424,6 +442,7 @@ MEASURED: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
         "waiting-misses": lambda: misses.of_waiting(measured("waiting")),
         "rewrites": rewrites,
         "recorded": recorded,
+        "clients": clients,
         "cold-bytes": cold_bytes,
         "cold-misses": lambda: misses.of_cold_bytes(measured("cold_bytes"), MODELS),
         "store-uploads": store_uploads,

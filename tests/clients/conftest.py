@@ -1,7 +1,7 @@
 """Clients as users install them, and two legs for each: a real engine, and one behind a sidecar.
 
 `make test-clients` installs the clients. What a test measures is printed at the end, and written to
-`clients.json` in the folder ARTIFACTS, if that is set.
+`clients.json` in the folder ARTIFACTS, if that is set; `python -m benchmarks.publish` makes a table of it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from benchmarks.figures import documented
 
 from engine.conftest import SAME_IN_ANY_BATCH, every_answer_has_its_prediction, guessed_prices
 from patience import PATIENCE
@@ -200,10 +201,11 @@ def version(client: str) -> str:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, [])]
-    found = [Row(**value) for report in reports for name, value in report.user_properties if name == ROW]
-    rows = sorted(found, key=lambda row: (row.client, row.case, row.build))
+    noted = [value for report in reports for name, value in report.user_properties if name == ROW]
+    rows = sorted((Row(**value) for value in noted), key=lambda row: (row.client, row.case, row.build))
     for row in rows:
         terminalreporter.write_line(str(row))
     if rows and ARTIFACTS:
         Path(ARTIFACTS).mkdir(parents=True, exist_ok=True)
-        Path(ARTIFACTS, "clients.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+        found = documented("clients", [asdict(row) for row in rows])
+        Path(ARTIFACTS, "clients.json").write_text(json.dumps(found, indent=1) + "\n")

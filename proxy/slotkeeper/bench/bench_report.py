@@ -110,7 +110,7 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; } p { co
 .wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
 th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--line); text-align: right; }
 th:first-child, td:first-child { text-align: left; } tbody th { font-weight: 400; }
-td { font-variant-numeric: tabular-nums; }
+td { font-variant-numeric: tabular-nums; white-space: nowrap; }
 figure { margin: 0; } .way { display: grid; grid-template-columns: 11rem 1fr 5rem; gap: .6rem;
   align-items: center; margin: .3rem 0; }
 .way span:last-child { text-align: right; font-variant-numeric: tabular-nums; }

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from slotkeeper.api.answers.echo import (
     OPENINGS,
@@ -65,6 +65,13 @@ LONG_CHAT_BYTES: Final = 16 << 10  # of a request: below, the whole chat is rend
 UNNAMED_CHOICES: Final = ("auto", "none", "required", None)
 
 
+class Rendered(NamedTuple):
+    """The text of a chat, and whether only its end was rendered."""
+
+    text: str
+    pieced: bool
+
+
 @dataclass(slots=True)
 class TurnRenderer:
     """Renders the chats of one turn, each once: the prompt, and chats that add messages to it.
@@ -90,9 +97,8 @@ class TurnRenderer:
     async def prompt(self, chat: Doc, auth: Mapping[str, str]) -> Tokens:
         """Render the prompt of a long chat. Raises what `EngineLink.render_chat` raises."""
         before, self.before = self.before, None
-        text = await before.longer(chat, auth) if before and not self.link.dated else None
-        self.pieced = text is not None
-        self.text = await self.link.chat_text(chat, auth) if text is None else text
+        found = await before.longer(chat, auth) if before and not self.link.dated else None
+        self.text, self.pieced = found or Rendered(await self.link.chat_text(chat, auth), pieced=False)
         self.chat = chat
         return await self.link.chat_tokens(self.text, chat, auth)
 
@@ -101,8 +107,8 @@ class TurnRenderer:
         for done, tokens in self._done:
             if done == chat:  # quick: their messages are the same objects
                 return tokens
-        text = await self.longer(chat, auth)
-        rendering = self.link.chat_tokens(text, chat, auth) if text else self.link.render_chat(chat, auth)
+        link, found = self.link, await self.longer(chat, auth)
+        rendering = link.chat_tokens(found.text, chat, auth) if found else link.render_chat(chat, auth)
         self._done.append((chat, tokens := await rendering))
         return tokens
 
@@ -110,7 +116,7 @@ class TurnRenderer:
         """Forget all tokens: the turn has ended."""
         self._done.clear()
 
-    async def longer(self, chat: Doc, auth: Mapping[str, str]) -> str | None:
+    async def longer(self, chat: Doc, auth: Mapping[str, str]) -> Rendered | None:
         """Return the text of a chat that adds messages to the prompt; None: it must be rendered whole.
 
         Of each kind of additions, the first is also rendered whole, and compared.
@@ -127,10 +133,11 @@ class TurnRenderer:
         if known is None:
             whole = await link.chat_text(chat, auth)
             link.renders_parts[kind] = found == whole
-            return whole
+            return Rendered(whole, pieced=False)
         if found is None:
             link.renders_parts[kind] = False
-        return found
+            return None
+        return Rendered(found, pieced=True)
 
     async def _pieced(self, short: Doc, added: Sequence[Doc], auth: Mapping[str, str]) -> str | None:
         kept = short["messages"]

@@ -174,7 +174,9 @@ async def test_a_template_that_shows_the_end_otherwise_gets_whole_chats(template
     assert link.asked == [len(ASKED), len(ASKED) + len(MORE)]
 
 
-@pytest.mark.parametrize("change", ["nothing", "the date is shown", "the engine was lost", "other tools"])
+@pytest.mark.parametrize(
+    "change", ["nothing", "none was compared", "the date is shown", "the engine was lost", "other tools"]
+)
 async def test_the_next_prompt_is_rendered_from_the_one_before(change):
     link, latest, tools = Template(), LatestPrompts(), []
     link.renders_parts = {(True, False): True}
@@ -183,6 +185,8 @@ async def test_the_next_prompt_is_rendered_from_the_one_before(change):
     await render.prompt({"messages": ASKED, "tools": []}, {})
     latest.keep(before, render)
     match change:
+        case "none was compared":  # so the whole chat is rendered too, and its text is taken
+            link.renders_parts = {}
         case "the date is shown":
             link.dated = True
         case "the engine was lost":
