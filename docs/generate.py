@@ -177,8 +177,14 @@ def _labels(live: Metrics) -> dict[str, dict[str, set[str]]]:
 def compatibility() -> str:
     """What `tests/compatibility.py` prints, in a process of its own: it collects the tests."""
     paths = os.pathsep.join((str(ROOT / "tests"), str(ROOT)))
-    command, variables = [sys.executable, "-m", "compatibility"], {**os.environ, "PYTHONPATH": paths}
-    made = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)  # noqa: S603 - our own interpreter
+    made = subprocess.run(
+        [sys.executable, "-m", "compatibility"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if made.returncode:
         raise RuntimeError(made.stderr)
     return made.stdout
@@ -261,12 +267,12 @@ def main(argv: Sequence[str] | None = None, folder: Path = ROOT) -> int:
             if not args.check:
                 path.write_text(new, "utf-8")
     for name, write in WRITTEN.items():
-        path = folder / name
-        if not path.exists() or path.read_text("utf-8") != write():
+        path, text = folder / name, write()
+        if not path.exists() or path.read_text("utf-8") != text:
             stale.append(name)
             if not args.check:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(write(), "utf-8")
+                path.write_text(text, "utf-8")
     if stale and args.check:
         sys.stderr.write(f"out of date: {', '.join(stale)}; run `python docs/generate.py`\n")
     return int(bool(stale and args.check))

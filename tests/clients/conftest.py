@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import distributions
@@ -163,13 +163,6 @@ async def ran(words: Sequence[str], home: Path, more: Mapping[str, str] | None =
     """Run a program to its end. Raises TimeoutError."""
     async with begun(words, home, more, **how) as process:
         return await end(process)
-
-
-async def until(true: Callable[[], Awaitable[object]]) -> None:
-    """Wait until a condition holds. Raises TimeoutError."""
-    async with asyncio.timeout(PATIENCE):
-        while not await true():
-            await asyncio.sleep(lab.LOOK_SECONDS)
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ from typing import Final
 import pytest
 
 from builds import BUILDS, NEWER
+from chaos.raw import until_async
 from clients.agents import AGENTS_BY_NAME, Agent
-from clients.conftest import Ended, Leg, our_leg, ran, stock_leg, until
+from clients.conftest import Ended, Leg, our_leg, ran, stock_leg
 from programs import program
 from slotkeeper.bench import lab
 
@@ -95,7 +96,7 @@ async def test_a_kill_of_sidecar_and_engine_between_two_turns_costs_little(name,
                 async with lab.served(behind.url, folder, output.fileno()) as served:
                     leg = Leg(url=served.url, engine=behind.engine)
                     ended.append(await takes_turn(agent, leg, home, turn))
-                    await until(partial(saved, log))
+                    await until_async(partial(saved, log))
                     os.kill(served.pid, signal.SIGKILL)
             tokens += await behind.evaluated() - before
             await behind.restarted()

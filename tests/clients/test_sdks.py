@@ -10,7 +10,8 @@ from typing import Any, Final
 import pytest
 
 from builds import BUILDS, NEWER
-from clients.conftest import VENV, Leg, begun, end, our_leg, ran, stock_leg, until
+from chaos.raw import until_async
+from clients.conftest import VENV, Leg, begun, end, our_leg, ran, stock_leg
 from programs import program
 from slotkeeper.bench import lab
 
@@ -71,8 +72,8 @@ async def test_libraries_try_again_until_a_killed_engine_is_back(home, tmp_path)
 async def test_ctrl_c_in_an_answer_frees_the_slot(kind, home, tmp_path):
     async with our_leg(kind, tmp_path / "ours") as ours:
         async with begun(words("endless", ours), home) as process:
-            await until(ours.busy)
+            await until_async(ours.busy)
             process.send_signal(signal.SIGINT)
             assert (await end(process)).code != 0
-        await until(ours.idle)
+        await until_async(ours.idle)
         assert (await used("retries", ours, home)) == {"openai": "stop", "anthropic": "end_turn"}

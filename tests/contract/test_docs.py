@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
 from typing import Final
 
 import pytest
 
+from scripts import loaded
 from slotkeeper.scheduler.types import Reason
 
 ROOT: Final = Path(__file__).parents[2]
@@ -29,16 +28,7 @@ RANGE: Final = re.compile(r"\b(T\d+)\.\.(T\d+)\b")
 PAGE: Final = re.compile(r"\b([a-z][\w-]*\.md)\b")  # in capitals: files of agents and their users
 
 
-def load_generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-generate: Final = load_generator()
+generate: Final = loaded(DOCS / "generate.py")
 
 
 def relative(path: Path) -> str:

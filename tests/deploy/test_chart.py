@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
-from types import ModuleType
 from typing import Any, Final
 
 import kubernetes_validate
@@ -22,6 +20,7 @@ from deploy.manifests import OVERLAYS, Manifests, rendered, selects
 from deploy.pod_security import violations
 from deploy.test_documented_patches import applied, shown
 from deploy.test_manifests import MONITOR, RULES, VERSIONS
+from scripts import loaded
 from slotkeeper import __version__
 from slotkeeper.environment import PREFIX
 from slotkeeper.settings import Settings
@@ -82,16 +81,7 @@ ALL: Final[Mapping[str, Any]] = {
 CLAIM: Final = {"storage": {"models": {"existingClaim": "my-claim"}}}
 
 
-def load_generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("chart_generate", CHART.parent / "generate.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-generate: Final = load_generator()
+generate: Final = loaded(CHART.parent / "generate.py")
 
 
 def leaves(value: Any) -> Iterator[Any]:

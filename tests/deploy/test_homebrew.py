@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import re
 import subprocess
-from types import ModuleType
 from typing import Any, Final
 
 import pytest
 
 from containers import ROOT
 from programs import program
+from scripts import loaded
 
 FOLDER: Final = ROOT / "deploy" / "homebrew"
 LOCKED: Final = (ROOT / "requirements" / "image.lock").read_text("utf-8")
 
 
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("homebrew_formula", FOLDER / "formula.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-written: Final = load()
+written: Final = loaded(FOLDER / "formula.py")
 
 
 def package(name: str, **more: Any) -> dict[str, Any]:

@@ -340,6 +340,29 @@ def _bench(commands: Any) -> None:
         epilog=BENCH_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    _bench_flags(parser)
+
+    def run(args: argparse.Namespace) -> int:
+        from slotkeeper.cli.bench import compare, measure
+
+        if args.compare:
+            return compare(*args.compare)
+        upstream = server(args.upstream, "--upstream") if args.upstream else None
+        return measure(
+            model=args.model,
+            upstream=upstream,
+            engine=args.engine,
+            slot_dir=args.slot_dir,
+            more=args.engine_words,
+            minutes=args.minutes,
+            report=args.report,
+            run_loop=run_loop,
+        )
+
+    parser.set_defaults(run=run)
+
+
+def _bench_flags(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--model", type=Path, metavar="FILE.gguf", help="start engines on this model; their flags follow --"
@@ -372,25 +395,6 @@ def _bench(commands: Any) -> None:
         metavar="NAME",
         help="files to write: NAME with the endings json, md and html (default: %(default)s)",
     )
-
-    def run(args: argparse.Namespace) -> int:
-        from slotkeeper.cli.bench import compare, measure
-
-        if args.compare:
-            return compare(*args.compare)
-        upstream = server(args.upstream, "--upstream") if args.upstream else None
-        return measure(
-            model=args.model,
-            upstream=upstream,
-            engine=args.engine,
-            slot_dir=args.slot_dir,
-            more=args.engine_words,
-            minutes=args.minutes,
-            report=args.report,
-            run_loop=run_loop,
-        )
-
-    parser.set_defaults(run=run)
 
 
 def _doctor(commands: Any) -> None:
