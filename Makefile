@@ -12,7 +12,7 @@ REPOSITORY ?= https://github.com/OWNER/slotkeeper
 # Branches are traced in these only: tracing makes simulations and properties several times slower.
 TRACED := $(filter-out tests/unit/bench/ %/__pycache__/,$(wildcard tests/unit/*/)) tests/playbooks
 
-.PHONY: help demo unit coverage test test-remaining test-twins rehearse search frozen fuzz soak test-image test-fleet test-clients clients-update test-real lint audit images bench packages lock clean
+.PHONY: help demo unit coverage test test-remaining test-twins rehearse search frozen contracts fuzz soak test-image test-fleet test-clients clients-update test-real lint audit images bench packages lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -49,6 +49,9 @@ search: $(VENVS)/dev/ready  ## properties, with new random examples: make search
 
 frozen: $(VENVS)/dev/ready  ## write anew what the scheduler decides in scripted runs: make frozen ARGS=--help (tests/frozen)
 	PYTHONPATH=proxy:tests:. $(VENVS)/dev/bin/python -m frozen $(ARGS)
+
+contracts: $(VENVS)/dev/ready  ## record new names that users build on: settings, headers, metrics (tests/frozen/contracts.py)
+	PYTHONPATH=proxy:tests:. $(VENVS)/dev/bin/python -m frozen.contracts $(ARGS)
 
 fuzz: $(VENVS)/dev/ready  ## thousands of generated bodies, paths and framings: make fuzz ARGS="--count 100000" (fuzz_bodies.py, fuzz_http.py)
 	PYTHONPATH=tests:. $(VENVS)/dev/bin/python -m chaos.fuzz_http $(ARGS)

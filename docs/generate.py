@@ -22,12 +22,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import cache, partial
 from pathlib import Path
-from typing import Final, Literal, get_args, get_origin
+from typing import Final, Literal, NamedTuple, get_args, get_origin
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script it sees only its own folder
 
 import shtab
 from benchmarks.tables import MEASURED, code
+from prometheus_client import Metric
+from prometheus_client.registry import Collector
 
 from slotkeeper.cli.completion import FILES
 from slotkeeper.cli.docs import topics
@@ -140,37 +142,56 @@ def _linked(text: str) -> str:
     return re.sub(r"(?:engine\.md )?\b(T\d+)\b", link, text)
 
 
-def metrics() -> str:
-    """By type, since a name does not show it."""
+class Family(NamedTuple):
+    """A metric as Prometheus shows it. `labels`: each with the values that it has from the start."""
+
+    name: str
+    type: str
+    about: str
+    labels: Mapping[str, Sequence[str]]
+
+
+def families() -> list[Family]:
+    """Return every metric; the only engine is called `x`."""
     live = Metrics()
     seen = EngineSeen(engine=EngineId("x"), state=EngineState.UP, answers=True, losses=0)
     live.watch(SlotFigures(Placement), EngineFigures(lambda: [seen]), ClientFigures(()))
     live.engine_added(seen.engine)
-    labels = _labels(live)
+    return [
+        Family(
+            family.name + {"counter": "_total", "info": "_info"}.get(family.type, ""),
+            family.type,
+            family.documentation,
+            _labels(collector, family),
+        )
+        for collector in live.registry._collector_to_names  # noqa: SLF001 - it alone knows labels without series
+        for family in collector.collect()
+    ]
+
+
+def _labels(collector: Collector, family: Metric) -> dict[str, list[str]]:
+    of_series = getattr(collector, "_labelnames", ()) or getattr(family, "_labelnames", ())
+    found: dict[str, set[str]] = {label: set() for label in of_series}
+    for sample in family.samples:
+        for label, value in sample.labels.items():
+            if label != "le":
+                found.setdefault(label, set()).add(value)
+    return {label: sorted(found[label]) for label in sorted(found)}
+
+
+def metrics() -> str:
+    """By type, since a name does not show it."""
     lines: dict[str, list[str]] = {}
-    for family in sorted(live.registry.collect(), key=lambda family: family.name):
-        name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
-        named = ", ".join(_label(label, values) for label, values in sorted(labels[family.name].items()))
-        line = f"* {code(name)}{' by ' + named if named else ''}: {family.documentation}"
+    for family in sorted(families()):
+        named = ", ".join(_label(label, values) for label, values in family.labels.items())
+        line = f"* {code(family.name)}{' by ' + named if named else ''}: {family.about}"
         lines.setdefault(family.type, []).append(line)
     return "\n\n".join(f"**{kind.capitalize()}s**\n\n" + "\n".join(lines[kind]) for kind in TYPES)
 
 
-def _label(name: str, values: set[str]) -> str:
-    listed = f" ({', '.join(sorted(values))})" if 1 < len(values) <= MANY else ""
+def _label(name: str, values: Sequence[str]) -> str:
+    listed = f" ({', '.join(values)})" if 1 < len(values) <= MANY else ""
     return code(name) + listed
-
-
-def _labels(live: Metrics) -> dict[str, dict[str, set[str]]]:
-    """Family -> label -> its values."""
-    found: dict[str, dict[str, set[str]]] = {}
-    for family in live.registry.collect():
-        labels = found.setdefault(family.name, {})
-        for sample in family.samples:
-            for label, value in sample.labels.items():
-                if label != "le":
-                    labels.setdefault(label, set()).add(value)
-    return found
 
 
 @cache

@@ -26,65 +26,6 @@ from slotkeeper.scheduler.types import WITHOUT_PLACE, EngineId, ModelName, Reaso
 from slotkeeper.store.trouble import OPERATIONS
 from unit.observe.watched import record
 
-# What was promised: name -> labels. A dashboard breaks when one of these changes.
-PROMISED: Final[dict[str, set[str]]] = {
-    "slotkeeper_requests_total": {"route", "outcome"},
-    "slotkeeper_decisions_total": {"reason"},
-    "slotkeeper_prompt_tokens_total": {"source"},
-    "slotkeeper_prefill_tokens_total": {"purpose"},
-    "slotkeeper_oracle_tokens_total": set(),
-    "slotkeeper_prediction_error_tokens": set(),
-    "slotkeeper_time_to_first_token_seconds": set(),
-    "slotkeeper_answer_stall_seconds": set(),
-    "slotkeeper_overhead_seconds": {"stage"},
-    "slotkeeper_queue_wait_seconds": set(),
-    "slotkeeper_unknown_requests_total": {"reason"},
-    "slotkeeper_unknown_tokens_total": {"reason"},
-    "slotkeeper_stage_seconds": {"stage"},
-    "slotkeeper_slots": {"state"},
-    "slotkeeper_snapshots": set(),
-    "slotkeeper_snapshot_bytes": {"tier"},
-    "slotkeeper_snapshot_budget_bytes": {"tier"},
-    "slotkeeper_snapshot_operations_total": {"op", "outcome"},
-    "slotkeeper_snapshot_seconds": {"op"},
-    "slotkeeper_rewrites_total": {"rule", "action"},
-    "slotkeeper_fallbacks_total": {"reason"},
-    "slotkeeper_engine_up": {"engine"},
-    "slotkeeper_build_info": {"version"},
-}
-BEYOND: Final[dict[str, set[str]]] = {
-    "slotkeeper_compared_wait_seconds_total": set(),
-    "slotkeeper_least_wait_seconds_total": set(),
-    "slotkeeper_client_requests_total": {"agent", "key"},
-    "slotkeeper_client_prompt_tokens_total": {"agent", "key", "source"},
-    "slotkeeper_client_saved_seconds": {"agent", "key"},
-    "slotkeeper_prepared_tokens_total": set(),
-    "slotkeeper_step_seconds_total": set(),
-    "slotkeeper_engine_flags_learned_total": {"flag", "how"},
-    "slotkeeper_engine_freezes_total": {"engine"},
-    "slotkeeper_engine_failures_total": {"engine"},
-    "slotkeeper_engine_losses_total": {"engine"},
-    "slotkeeper_engine_state": {"engine", "state"},
-    "slotkeeper_shared_losses_total": {"part"},
-    "slotkeeper_shared_up": {"part"},
-    "slotkeeper_poisoned_slots_total": {"reason"},
-    "slotkeeper_inexact_prompts_total": set(),
-    "slotkeeper_refused_requests_total": {"reason"},
-    "slotkeeper_requests_sent_again_total": set(),
-    "slotkeeper_kv_pool_total": {"reason"},
-    "slotkeeper_priority_total": {"reason"},
-    "slotkeeper_priority_wait_seconds": {"priority"},
-    "slotkeeper_repeated_tokens_total": {"cause"},
-    "slotkeeper_queued_requests": set(),
-    "slotkeeper_log_lines_dropped_total": set(),
-    "slotkeeper_lost_tokens_total": {"reason"},
-    "slotkeeper_prefill_saved_seconds_total": set(),
-    "slotkeeper_connections_cut_total": {"reason"},
-    "slotkeeper_crowded_requests_total": {"reason"},
-    "slotkeeper_model_prompt_tokens_total": {"model", "source"},
-    "slotkeeper_model_loads_total": {"model", "outcome"},
-    "slotkeeper_model_load_seconds": set(),
-}
 UNITS: Final = ("_seconds", "_bytes", "_tokens")
 ABBREVIATED: Final = re.compile(
     r"_(ms|us|sec|secs|millis|milliseconds|minutes|hours|kb|mb|kib|mib|percent)(_|$)"
@@ -142,14 +83,6 @@ def value(metrics, name: str, **labels: str) -> float:
 
 
 # -- names ---------------------------------------------------------------------------------------------
-
-
-def test_metric_names_and_labels_are_those_that_were_promised(used):
-    found = {
-        name: {label for sample in family.samples for label in sample.labels} - {"le"}
-        for name, family in families(used)
-    }
-    assert found == PROMISED | BEYOND
 
 
 def test_metric_names_follow_the_rules_of_prometheus(used):
