@@ -41,13 +41,20 @@ def ended(*words: str, env: Mapping[str, str] | None = None, **how: Any) -> subp
 
 @contextmanager
 def serving(
-    *words: str, scheme: str = "http", data: str | None = None, **how: Any
+    *words: str,
+    scheme: str = "http",
+    data: str | None = None,
+    more: Mapping[str, str] | None = None,
+    **how: Any,
 ) -> Iterator[tuple[subprocess.Popen[Any], str, str]]:
-    """Run `slotkeeper serve`; yield the process, HOST:PORT of its data port, and of its admin port."""
+    """Run `slotkeeper serve`; yield the process, HOST:PORT of its data port, and of its admin port.
+
+    `more` are variables of its environment.
+    """
     data, admin = data or f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     ports = ("--listen", data, "--admin-listen", admin)
     how = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL} | how
-    with subprocess.Popen([*SLOTKEEPER, "serve", *ports, *words], env=environ(), **how) as process:
+    with subprocess.Popen([*SLOTKEEPER, "serve", *ports, *words], env=environ(more), **how) as process:
         try:
             wait_until(lambda: lives(admin, scheme))
             yield process, data, admin

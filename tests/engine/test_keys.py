@@ -9,10 +9,11 @@ import httpx
 import pytest
 from yarl import URL
 
+from chaos.raw import until_async
 from engine.conftest import probed
 from patience import PATIENCE
 from slotkeeper.api.head import AUTH
-from slotkeeper.app import Sidecar
+from slotkeeper.app import Sidecar, running
 from slotkeeper.bench import lab
 from slotkeeper.bench.lab import url_of
 from slotkeeper.bench.target import counted
@@ -55,9 +56,8 @@ def before(engine: Any, **more: Any) -> Settings:
         listen="127.0.0.1:0",
         admin_listen="127.0.0.1:0",
         idle_tokens=0,
-        save_pause=3600.0,
         drain_timeout=1.0,
-        **{"engine_api_key": "sesame", **more},
+        **{"engine_api_key": "sesame", "save_pause": 3600.0, **more},
     )
 
 
@@ -168,6 +168,27 @@ async def test_calls_and_prefills_for_a_request_use_the_clients_key(engine_facto
     assert {path for path, _ in ours} <= {"/health", "/props", "/slots"}
     assert [auth for _, auth in calls if len(auth) > 1] == []
     assert sidecar.driver.effect_runner.lent == {}
+
+
+async def test_without_a_key_of_its_own_the_sidecar_borrows_an_accepted_one(engine_factory):
+    """Saving a slot after the answer is no work for a request, and needs a key."""
+    engine = engine_factory("tiny-dense", args=["--api-key", "sesame"])
+    borrowing = before(engine, engine_api_key=None, slot_dir=engine.slot_dir, save_pause=0.0)
+    async with (
+        running(borrowing) as sidecar,
+        httpx.AsyncClient(base_url=url_of(sidecar), timeout=PATIENCE) as client,
+    ):
+        refused = await client.post("/completion", json=ASKS["/completion"], headers=STRANGERS[1])
+        assert refused.status_code == 401
+        (link,) = sidecar.driver.links.values()
+        assert link.auth == {}
+
+        async def saved() -> bool:
+            answer = await client.post("/completion", json=ASKS["/completion"], headers=KEY)
+            return answer.status_code == 200 and any(engine.slot_dir.glob("slotkeeper-*.json"))
+
+        await until_async(saved, "its slot was saved")
+        assert link.auth == KEY
 
 
 async def test_a_clients_key_replaces_the_sidecars_own_key_in_a_call(engine_factory, build):

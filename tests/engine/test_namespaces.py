@@ -181,6 +181,16 @@ async def test_the_second_key_turns_namespaces_on(engine_factory, build):
         assert "x-slotkeeper-slot" in (await bob.post(path, json=body)).headers
 
 
+async def test_files_of_namespaces_turn_them_on_at_the_first_key(engine_factory, build):
+    engine = engine_factory("tiny-dense", build, args=["--api-key", "ann,bob"])
+    path, body = asks("files")["chat"]
+    for namespaces in ("key", "auto"):
+        async with probed(before(engine, namespaces=namespaces)) as sidecar, client_of(sidecar, ANN) as ann:
+            assert "x-slotkeeper-slot" not in (await ann.post(path, json=body)).headers
+            await sidecar.drain(delay=0.0)
+        assert list(engine.slot_dir.glob("slotkeeper-*.json"))
+
+
 async def test_with_namespaces_off_all_keys_share_one_cache(engine_factory, build):
     engine = engine_factory("tiny-dense", build, args=["--api-key", "ann,bob"])
     path, body = asks("off")["chat"]
@@ -264,6 +274,19 @@ async def test_a_resumable_stream_is_read_and_stopped_only_by_its_own_namespace(
         assert await looked_up(ann) == []
 
 
+async def test_with_namespaces_off_a_stream_has_the_id_that_its_client_gave(engine_factory, build):
+    engine = engine_factory("tiny-dense", build, args=["--api-key", "ann,bob"])
+    async with (
+        probed(before(engine, namespaces="off")) as sidecar,
+        client_of(sidecar, ANN) as ann,
+        httpx.AsyncClient(base_url=engine.base, headers=BOB, timeout=PATIENCE) as direct,
+    ):
+        await left(ann, ENDLESS)
+        assert await looked_up(direct) == [("chat", False)]
+        assert (await ann.delete("/v1/stream?conv_id=chat")).status_code == 204
+        assert await looked_up(direct) == []
+
+
 async def test_a_resumed_stream_that_is_stopped_does_not_look_whole(engine_factory, build):
     engine = engine_factory("tiny-dense", build, args=["--api-key", "ann,bob", "--cache-ram", "0"])
     async with probed(before(engine)) as sidecar, client_of(sidecar, ANN) as ann:
@@ -302,7 +325,8 @@ async def test_routes_by_which_a_key_sees_or_changes_the_work_of_others_are_clos
         for method, path in SHARED:
             answer = await bob.request(method, path, json=[] if "lora" in path else {"id": "x"})
             seen[path] = answer.status_code == 403 and "--namespaces" in answer.text
-        assert (await bob.get("/props")).status_code == (await bob.get("/v1/models")).status_code == 200
+        for path in ("/props", "/v1/models", "/metrics"):
+            assert (await bob.get(path)).status_code == 200, path
     assert set(seen.values()) == {namespaces == "key"}, seen
 
 

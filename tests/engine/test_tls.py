@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 import signal
+import socket
 import ssl
-from contextlib import AsyncExitStack, suppress
+import warnings
+from contextlib import AsyncExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,39 @@ async def test_both_ports_serve_tls_and_answers_equal_the_engines(engine, own):
             with pytest.raises(httpx.TransportError):
                 await stranger.get(data.replace("https", "http") + "/health")
         await until(lambda: cut(sidecar, "handshake") == 2, "both were counted")
+
+
+def test_clients_with_tls_1_1_are_refused(own):
+    with serving("--upstream", NOBODY, *own.flags, scheme="https") as (_, data, admin):
+        for address in (data, admin):
+            host, _, port = address.rpartition(":")
+            for most, refused in ((ssl.TLSVersion.TLSv1_1, True), (ssl.TLSVersion.TLSv1_2, False)):
+                context = trusting(own)
+                context.set_ciphers("DEFAULT@SECLEVEL=0")  # else this client itself would not offer 1.1
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1, most
+                with socket.create_connection((host, int(port)), timeout=PATIENCE) as plug:
+                    said = (
+                        pytest.raises(ssl.SSLError, match="ALERT_PROTOCOL_VERSION")
+                        if refused
+                        else nullcontext()
+                    )
+                    with said, context.wrap_socket(plug, server_hostname=host) as wrapped:
+                        assert wrapped.version() == "TLSv1.2"
+
+
+def test_an_engine_with_https_is_used_only_if_its_certificate_is_trusted(engine, own, tmp_path):
+    """Another sidecar with TLS stands for the engine: not every build of llama-server has it."""
+    other = certificate(tmp_path, "other")
+    with serving("--upstream", engine.base, *own.flags, scheme="https") as (_, behind, _):
+        words = ("--upstream", f"https://{behind}", "--engine-wait", "0")
+        for trusted, used in ((own, True), (other, False)):
+            with serving(*words, more={"SSL_CERT_FILE": str(trusted.cert)}) as (_, data, _):
+                with httpx.Client(base_url=f"http://{data}", timeout=PATIENCE) as client:
+                    if used:
+                        wait_until(lambda: client.get("/health").is_success)
+                    assert client.post("/completion", json=ASK).is_success == used
 
 
 async def test_a_request_in_the_same_segment_as_the_end_of_the_handshake_is_answered(engine, own):
