@@ -49,7 +49,7 @@ from slotkeeper.settings import GROUPS, Settings, in_words
 DOCS: Final = Path(__file__).parent
 ROOT: Final = DOCS.parent
 TYPES: Final = ("counter", "gauge", "histogram", "info")  # of metrics, in the order of their lists
-MANY: Final = 6  # values of a label are listed up to this number
+MANY: Final = 5  # values of a label are listed up to this number
 
 
 def heading_anchors(markdown: str) -> dict[str, str]:

@@ -209,7 +209,7 @@ class Metrics:
         )
         self.step_seconds = self._counter(
             "step_seconds_total",
-            "Time of steps before requests, but plants: subtract it from the time saved.",
+            "Time of steps before requests, but plants.",
         )
         self.prediction_error = self._histogram(
             "prediction_error_tokens", "Difference of predicted and real reuse.", ERRORS
@@ -221,7 +221,7 @@ class Metrics:
     def _about_engines(self) -> None:
         self.poisoned = self._counter(
             "poisoned_slots_total",
-            "Impossible reuse that an engine reported, or unsound after it refused a file.",
+            "Slots whose engine reported impossible reuse, or computed too little.",
             "reason",
         )
         self.pool_acts = self._counter(
@@ -236,7 +236,7 @@ class Metrics:
         )
         self.failures = self._counter(
             "engine_failures_total",
-            "Requests that failed by an engine's fault: these open its circuit breaker.",
+            "Requests that failed by an engine's fault.",
             "engine",
         )
         self.flags_learned = self._counter(
@@ -247,8 +247,7 @@ class Metrics:
         )
         self.model_tokens = self._counter(
             "model_prompt_tokens_total",
-            "Prompt tokens by model of a router: reused, computed, the oracle; or computed without an "
-            "oracle.",
+            "Prompt tokens by model of a router.",
             "model",
             "source",
         )
@@ -267,7 +266,7 @@ class Metrics:
         )
         self.operation_seconds = self._histogram(
             "snapshot_seconds",
-            "Operations on slot files, with hashing and waiting for the engine.",
+            "Operations on slot files, with waits for the engine.",
             FILES,
             "op",
         )
