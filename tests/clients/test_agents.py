@@ -34,6 +34,9 @@ def words(agent: Agent, turn: int) -> list[str]:
 
 async def takes_turn(agent: Agent, leg: Leg, home: Path, turn: int = 0) -> Ended:
     agent.write(home, leg.url)
+    if agent.setup:
+        stored = await ran([str(agent.program), *agent.setup_for(leg.url)], home, agent.variables)
+        assert stored.code == 0, stored
     work = home / "work"
     work.mkdir(exist_ok=True)
     return await ran(words(agent, turn), home, agent.variables, cwd=work)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import pty
+import select
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
@@ -60,6 +63,29 @@ def serving(
             yield process, data, admin
         finally:
             process.kill()
+
+
+@contextmanager
+def terminal(*command: str, **how: Any) -> Iterator[tuple[subprocess.Popen[Any], int]]:
+    """Run a command on a terminal of its own; yield the process, and the terminal's descriptor."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, **how) as process:
+        os.close(theirs)
+        try:
+            yield process, ours
+        finally:
+            process.kill()
+            os.close(ours)
+
+
+def shown(descriptor: int, *words: str) -> str:
+    """Read what a terminal shows until it has shown all these words."""
+    text, end = "", time.monotonic() + PATIENCE
+    while not all(word in text for word in words):
+        assert time.monotonic() < end, f"{words} not in {text!r}"
+        if select.select([descriptor], [], [], 0.1)[0]:
+            text += os.read(descriptor, 65536).decode(errors="replace")
+    return text
 
 
 def lives(admin: str, scheme: str = "http") -> bool:

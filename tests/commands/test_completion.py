@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import pty
-import select
 import shlex
 import subprocess
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from commands.process import SLOTKEEPER, ended, environ
+from commands.process import SLOTKEEPER, ended, environ, shown, terminal
 from contract.test_docs import generate
 from patience import PATIENCE
 from programs import program
@@ -89,31 +84,6 @@ def test_fish_offers_commands_flags_values_and_files(line, folder):
     assert offered(program("fish"), "--no-config", "-c", ask, folder=folder) == OFFERED[line]
 
 
-@contextlib.contextmanager
-def terminal(*command: str, folder: Path) -> Iterator[int]:
-    """Run a shell on a terminal of its own; yield the terminal's descriptor."""
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        command, cwd=folder, env=environ({"TERM": "dumb"}), stdin=theirs, stdout=theirs, stderr=theirs
-    ) as shell:
-        os.close(theirs)
-        try:
-            yield ours
-        finally:
-            shell.kill()
-            os.close(ours)
-
-
-def shown(descriptor: int, *words: str) -> str:
-    """Read what a terminal shows until it has shown all these words."""
-    text, end = "", time.monotonic() + PATIENCE
-    while not all(word in text for word in words):
-        assert time.monotonic() < end, f"{words} not in {text!r}"
-        if select.select([descriptor], [], [], 0.1)[0]:
-            text += os.read(descriptor, 65536).decode(errors="replace")
-    return text
-
-
 @pytest.mark.parametrize("line", [line for line in OFFERED if OFFERED[line]])
 def test_zsh_offers_commands_flags_values_and_files(line, folder):
     zsh = program("zsh")
@@ -121,7 +91,7 @@ def test_zsh_offers_commands_flags_values_and_files(line, folder):
         "autoload -U compinit; compinit -u -d dump; setopt no_list_ambiguous; LISTMAX=999;"
         f' eval "$({shlex.join(SLOTKEEPER)} completion zsh)"; print set""up\n'
     )
-    with terminal(zsh, "-f", "-i", "-V", folder=folder) as keys:
+    with terminal(zsh, "-f", "-i", "-V", cwd=folder, env=environ({"TERM": "dumb"})) as (_, keys):
         os.write(keys, setup.encode())
         shown(keys, "setup")
         os.write(keys, f"{line}\t".encode())

@@ -18,8 +18,9 @@ from containers import ROOT
 from deploy.charts import CHART, RefusedError, comparable, release
 from deploy.manifests import OVERLAYS, Manifests, rendered, selects
 from deploy.pod_security import violations
-from deploy.test_documented_patches import applied, shown
+from deploy.test_documented_patches import applied
 from deploy.test_manifests import MONITOR, RULES, VERSIONS
+from pages import shown
 from scripts import loaded
 from slotkeeper import __version__
 from slotkeeper.environment import PREFIX
@@ -158,7 +159,7 @@ def test_values_for_what_the_example_changes_have_its_objects():
 
 
 def test_values_for_a_gpu_of_intel_have_the_objects_of_the_documented_patch(tmp_path):
-    first, more = shown("kubernetes.md", "AMD and Intel")
+    first, more = shown("docs/kubernetes.md", "AMD and Intel", "yaml")
     values = {
         "accelerator": "vulkan",
         "supplementalGroups": [44, 109],
@@ -301,7 +302,7 @@ def test_notes_name_the_secret_the_claim_and_the_address():
 
 
 def test_the_documented_command_installs_what_it_says():
-    command, more = shown("kubernetes.md", "With Helm", "console")
+    command, more = shown("docs/kubernetes.md", "With Helm", "console")
     program, verb, name, chart, *words = shlex.split(command.removeprefix("$ ").replace("\\\n", ""))
     assert (program, verb, ROOT / chart) == ("helm", "install", CHART)
     assert words[:2] == ["--namespace", "slotkeeper"]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 from ipaddress import ip_network
 from pathlib import Path
 
 import kubernetes_validate
 import pytest
 
-from containers import ROOT
 from deploy.manifests import K8S, Manifests, rendered
 from deploy.test_manifests import VERSIONS
+from pages import shown
 from slotkeeper.environment import PREFIX
 from slotkeeper.settings import Settings
 
@@ -28,16 +27,6 @@ PODS = (
 )
 
 
-def shown(page: str, heading: str, language: str = "yaml") -> list[str]:
-    """Return the blocks of a language below a heading."""
-    text = (ROOT / "docs" / page).read_text("utf-8")
-    section = re.search(rf"^###? {heading}\n(.*?)(?=^##)", text, re.MULTILINE | re.DOTALL)
-    assert section, heading
-    blocks = re.findall(rf"^```{language}\n(.*?)^```", section[1], re.MULTILINE | re.DOTALL)
-    assert blocks
-    return blocks
-
-
 def applied(text: str, folder: Path) -> Manifests:
     """Render a kustomization that a page shows, as if its folder were in deploy/k8s."""
     here = os.path.relpath(K8S, folder.resolve())
@@ -50,7 +39,7 @@ def applied(text: str, folder: Path) -> Manifests:
 
 @pytest.mark.parametrize("overlay", ["vulkan", "rocm"])
 def test_the_patch_for_the_groups_of_a_gpu_replaces_them(overlay, tmp_path):
-    first, *_ = shown("kubernetes.md", "AMD and Intel")
+    first, *_ = shown("docs/kubernetes.md", "AMD and Intel", "yaml")
     assert "[../overlays/vulkan]" in first
     manifests = applied(first.replace("/vulkan]", f"/{overlay}]"), tmp_path)
     assert manifests.pod["securityContext"]["supplementalGroups"] == [44, 109]
@@ -58,14 +47,14 @@ def test_the_patch_for_the_groups_of_a_gpu_replaces_them(overlay, tmp_path):
 
 
 def test_the_patch_for_intel_replaces_the_device_and_the_toleration(tmp_path):
-    first, more = shown("kubernetes.md", "AMD and Intel")
+    first, more = shown("docs/kubernetes.md", "AMD and Intel", "yaml")
     manifests = applied(first + more, tmp_path)
     assert manifests.container("engine")["resources"]["limits"] == {"gpu.intel.com/i915": 1}
     assert "amd.com" not in str(manifests.objects)
 
 
 def test_the_patch_for_a_fleet_sets_bucket_proxies_and_the_port_of_the_store(tmp_path):
-    (text,) = shown("scaling.md", "Kubernetes")
+    (text,) = shown("docs/scaling.md", "Kubernetes", "yaml")
     plain, patched = rendered("fleet"), applied(text, tmp_path)
     (rule,) = plain.one("NetworkPolicy", "slotkeeper-store")["spec"]["egress"]
     assert rule == {"ports": [{"port": 443}]}

@@ -22,10 +22,11 @@ import yaml
 
 from containers import ROOT, Container, Here
 from fleet.parts import NGINX_LISTEN, found, started
+from pages import shown
 from patience import PATIENCE
 from slotkeeper.engine.child.launch import free_port
 
-PAGE = (ROOT / "docs" / "scaling.md").read_text("utf-8")
+PAGE = "docs/scaling.md"
 DOCUMENTED = ("10.0.0.10:8080", "10.0.0.11:8080")  # the sidecars in the examples
 TALKS = 24
 # For machines whose nginx has none: what all packages of nginx include.
@@ -69,13 +70,6 @@ def imitated() -> Iterator[str]:
 def sidecars() -> Iterator[tuple[str, ...]]:
     with ExitStack() as stack:
         yield tuple(stack.enter_context(imitated()) for _ in DOCUMENTED)
-
-
-def block(heading: str) -> str:
-    """Return the first block of commands below a heading of the page."""
-    text = re.search(rf"^### {heading}\n.*?^```console\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    assert text, heading
-    return text[1]
 
 
 def listed(name: str, commands: str, sidecars: Sequence[str]) -> str:
@@ -130,7 +124,7 @@ def nginx_folder(etc: Path, scratch: Path) -> Path:
 
 
 def test_nginx_starts_in_the_documented_folder(sidecars, tmp_path):
-    commands, port, etc = block("nginx"), free_port(), tmp_path / "nginx"
+    commands, port, etc = shown(PAGE, "nginx", "console")[0], free_port(), tmp_path / "nginx"
     config = nginx_folder(etc, tmp_path)
     source, target = re.search(r"^\$ cp (deploy/\S+) (/etc/nginx/\S+)$", commands, re.MULTILINE).groups()
     ours = (ROOT / source).read_text("utf-8")
@@ -148,7 +142,7 @@ def test_nginx_starts_in_the_documented_folder(sidecars, tmp_path):
 
 
 def test_haproxy_starts_with_the_documented_command(sidecars, tmp_path):
-    commands = block("HAProxy")
+    commands = shown(PAGE, "HAProxy", "console")[0]
     (tmp_path / "servers.cfg").write_text(listed("servers.cfg", commands, sidecars), "utf-8")
     variable, *words = re.search(r"^\$ (FLEET_BIND=.*)$", commands, re.MULTILINE)[1].split()
     bind = f"127.0.0.1:{free_port()}"
