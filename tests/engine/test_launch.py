@@ -18,9 +18,11 @@ import psutil
 import pytest
 
 from chaos.raw import until
+from containers import ROOT
 from patience import PATIENCE
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
+from slotkeeper.cli.main import parsers
 from slotkeeper.engine.answers import Health
 from slotkeeper.engine.child.launch import (
     EPHEMERAL,
@@ -36,6 +38,7 @@ from slotkeeper.engine.child.process import Backoff, EngineDiedError, EngineProc
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.scheduler.types import SlotId
+from slotkeeper.settings import Settings
 
 PARENT = """
 import asyncio, json, sys
@@ -250,3 +253,13 @@ async def swallow(call) -> None:
 
 def test_only_the_sidecars_user_can_read_the_log(engine):
     assert Path(engine.process.log).stat().st_mode & 0o077 == 0
+
+
+def test_the_flags_of_the_page_by_hardware_exist(build):
+    """The page names flags of this build's engine, of our commands, and settings."""
+    page = (ROOT / "docs" / "hardware.md").read_text("utf-8")
+    named = set(re.findall(r"(?<=[ `])--?[a-z][\w-]*", page))
+    ours = {word for command in parsers()[1].values() for word in command.format_help().split()}
+    settings = {"--" + name.replace("_", "-") for name in Settings.model_fields}
+    assert {"--ctx-checkpoints", "--cache-ram"} <= named
+    assert named - find_engine(build).known <= {word.strip("[],") for word in ours} | settings
