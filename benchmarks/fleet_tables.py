@@ -73,13 +73,6 @@ def of(measured: Measured, table: Callable[..., str]) -> Mapping[str, Callable[[
             ),
         )
 
-    def decisions() -> str:
-        slowest: dict[tuple[int, int], Row] = {}
-        for row in measured("placement"):
-            size = row["engines"], row["slots"]
-            slowest[size] = max(row, slowest.get(size, row), key=lambda one: one["p99"])
-        return table(("engines", "slots", "p50", "p99"), map(_of_decision, slowest.values()))
-
     def fleets() -> str:
         head = (
             "gateway",
@@ -99,7 +92,6 @@ def of(measured: Measured, table: Callable[..., str]) -> Mapping[str, Callable[[
         "scaling-gateways": gateways,
         "scaling-growth": growth,
         "scaling-crowds": crowds,
-        "scaling-decisions": decisions,
         "scaling-fleets": fleets,
     }
 
@@ -129,15 +121,6 @@ def _waited(row: Row) -> str:
 
 def _p95(row: Row) -> str:
     return f"{row['first_token_p95']:.1f}"
-
-
-def _of_decision(row: Row) -> Sequence[str]:
-    return (
-        f"{row['engines']}",
-        f"{row['engines'] * row['slots']}",
-        f"{row['p50']:.1f}",
-        f"{row['p99']:.1f}",
-    )
 
 
 def _of_fleet(row: Row) -> Sequence[str]:

@@ -52,7 +52,6 @@ PICKED: Final[Mapping[str, Pick]] = MappingProxyType(
         "scaling": lambda figures: figures,
         "cold_bytes": lambda figures: figures,
         "store_bytes": lambda figures: figures,
-        "placement": lambda figures: figures,
         "performance": lambda figures: figures,
         "fleet-smg-shared": lambda figures: figures,
         "fleet-haproxy-local": lambda figures: figures,

@@ -386,11 +386,14 @@ def _saving(row: Row) -> Sequence[str]:
 
 
 def waiting_cells() -> str:
-    """Return the seconds on fat models: two tables, and lines for busy loops and for the other models."""
+    """Return the seconds on fat models: two tables, and lines for busy loops and for the other models.
+
+    Rounds with any pause are one row.
+    """
     shown = [COLUMNS.index(name) for name in WAITED]
     quiet: dict[str, list[Sequence[str]]] = {}
     busy: dict[str, list[str]] = {}
-    for row, cells in grouped(measured("waiting")):
+    for row, cells in grouped({**row, "pause": None} for row in measured("waiting")):
         work, _, ratios, *_ = found = [cells[at] for at in shown]
         if row["busy"]:
             busy.setdefault(row["model"], []).append(f"{work}: {ratios}")
