@@ -92,6 +92,17 @@ def inspected(image: str) -> tuple[dict[str, Any], list[int]]:
     return said["Docker"]["config"], [layer["size"] for layer in layers]
 
 
+def compressed(image: str, folder: Path) -> list[int]:
+    """Return the sizes of its layers in bytes as a registry has them, the base's first.
+
+    `folder` does not exist yet, and gets the layers.
+    """
+    done(buildah("push", "--quiet", image, f"oci:{folder}:pushed"))
+    (pushed,) = json.loads((folder / "index.json").read_text("utf-8"))["manifests"]
+    manifest = folder / "blobs" / pushed["digest"].replace(":", "/")
+    return [layer["size"] for layer in json.loads(manifest.read_text("utf-8"))["layers"]]
+
+
 class Room:
     """A container of an image in which commands can be run; it has this machine's network."""
 
