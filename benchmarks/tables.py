@@ -36,6 +36,7 @@ def code(text: str) -> str:
     return f"`{text}`" if text else ""
 
 
+MUCH_WORSE: Final = 0.1  # of a ratio to stock: mechanisms that lose less without have no row
 LEAST_SAVED_SECONDS: Final = 60  # of clients, an hour: workloads with less have no row
 Row = dict[str, Any]
 MODELS: Final = {
@@ -366,11 +367,14 @@ def profile_work() -> str:
 
 
 def ablation_cells() -> str:
-    """Return what each mechanism saves that a row keeps, in a table; then how many a test keeps."""
+    """Return what each mechanism saves, in a table; then those that save little, and how many tests keep."""
     rows = [row for row in measured("ablations") if JOINED not in row["name"]]
-    shown = [row for row in rows if lost(row) >= WORSE]
+    shown = [row for row in rows if lost(row) >= MUCH_WORSE]
+    slight = [code(row["name"]) for row in rows if WORSE <= lost(row) < MUCH_WORSE]
     head = ("mechanism", "what it does", "row that loses most, ÷ stock", "all rows, seconds/tokens")
-    return f"{table(head, map(_saving, shown))}\n\n{len(rows) - len(shown)} others are kept for a test."
+    others = f"{len(rows) - len(shown) - len(slight)} others are kept for a test."
+    lines = f"{WORSE:g} to {MUCH_WORSE:g}: {', '.join(slight)}. {others}"
+    return f"{table(head, map(_saving, shown))}\n\n{lines}"
 
 
 def lost(row: Row) -> float:
