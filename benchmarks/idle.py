@@ -30,7 +30,8 @@ from benchmarks.raw import post
 from benchmarks.stage import QUIET, engine_for
 from slotkeeper.bench.lab import served
 from slotkeeper.bench.texts import prose
-from slotkeeper.exchange.connections import raise_descriptors
+from slotkeeper.exchange.connections import DESCRIPTORS
+from slotkeeper.system import raise_descriptors
 
 TARGET: Final = 1.10
 SLOTS: Final = 4
@@ -91,7 +92,7 @@ async def first_bytes(base: str, requests: int) -> list[float]:
 
 
 async def measure(idle: int, readers: int, rounds: int, requests: int) -> dict[str, Any]:
-    raise_descriptors()
+    raise_descriptors(DESCRIPTORS)
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slotkeeper-bench-")))
         engine = await engine_for(stack, folder / "engine", SLOTS, 1024 * SLOTS, relayed=False)

@@ -9,12 +9,14 @@ import secrets
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
+from slotkeeper import system
 from slotkeeper.addresses import UpstreamsError
 from slotkeeper.admin.admin import AdminPort
 from slotkeeper.api.request import HEAVY
@@ -25,13 +27,13 @@ from slotkeeper.engine.client import EngineAddress
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.exchange.bodies import Budget
 from slotkeeper.exchange.connections import (
+    DESCRIPTORS,
     Complaints,
     Connections,
     Network,
     Site,
     Tls,
     TlsError,
-    raise_descriptors,
     room_for,
 )
 from slotkeeper.exchange.credentials import Door
@@ -340,9 +342,10 @@ class Signals:
     def install(self, hung_up: Callable[[], None]) -> None:
         """Handle SIGTERM and SIGINT; at SIGHUP call `hung_up`."""
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, hung_up)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled, number)
+        if system.HANG_UP is not None:
+            system.on_signal(loop, system.HANG_UP, hung_up)
+        for number in system.ENDS:
+            system.on_signal(loop, number, partial(self._signalled, number))
 
     def _signalled(self, number: signal.Signals) -> None:
         if self.asked.is_set():
@@ -443,7 +446,7 @@ def connections_of(
 ) -> tuple[Connections, Connections]:
     """Return the connection limits of the data port and of the admin port."""
     context = tls.context if tls else None
-    most = room_for(settings.max_connections, raise_descriptors())
+    most = room_for(settings.max_connections, system.raise_descriptors(DESCRIPTORS))
     data = Connections(
         metrics,
         most=most,

@@ -8,7 +8,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -48,6 +48,7 @@ def serving(
     scheme: str = "http",
     data: str | None = None,
     more: Mapping[str, str] | None = None,
+    command: Sequence[str] = SLOTKEEPER,
     **how: Any,
 ) -> Iterator[tuple[subprocess.Popen[Any], str, str]]:
     """Run `slotkeeper serve`; yield the process, HOST:PORT of its data port, and of its admin port.
@@ -57,7 +58,7 @@ def serving(
     data, admin = data or f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     ports = ("--listen", data, "--admin-listen", admin)
     how = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL} | how
-    with subprocess.Popen([*SLOTKEEPER, "serve", *ports, *words], env=environ(more), **how) as process:
+    with subprocess.Popen([*command, "serve", *ports, *words], env=environ(more), **how) as process:
         try:
             wait_until(lambda: lives(admin, scheme))
             yield process, data, admin

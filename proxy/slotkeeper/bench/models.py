@@ -36,6 +36,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from slotkeeper import system
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -103,9 +105,8 @@ def build(model: Model, folder: Path | None = None) -> Path:
 
 
 def cache_folder() -> Path:
-    """Return `$XDG_CACHE_HOME/slotkeeper/models`, or a temporary folder if that is not writable."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = root / "slotkeeper" / "models"
+    """Return `slotkeeper/models` in this user's cache, or a temporary folder if that is not writable."""
+    folder = system.cache_folder() / "slotkeeper" / "models"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -113,7 +114,7 @@ def cache_folder() -> Path:
     else:
         writable = os.access(folder, os.W_OK)
     # the user's number keeps two users of one machine apart
-    return folder if writable else Path(tempfile.gettempdir()) / f"slotkeeper-models-{os.getuid()}"
+    return folder if writable else Path(tempfile.gettempdir()) / f"slotkeeper-models-{system.user()}"
 
 
 def _recipe(model: Model) -> Callable[[Path], None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import getpass
-import os
 import shlex
 import socket
 import stat
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Final, TextIO
 from urllib.parse import urlsplit
 
+from slotkeeper import system
 from slotkeeper.addresses import UpstreamsError
 from slotkeeper.engine.answers import SAID
 from slotkeeper.engine.client import EngineClient
@@ -128,7 +128,9 @@ def strangers_in(folder: Path) -> str:
 
     Root does not count. If we are root, the folder's owner does not count either: it is the engine's user.
     """
-    found, us, word = folder.stat(), os.geteuid(), shlex.quote(str(folder))
+    found, us, word = folder.stat(), system.user(), shlex.quote(str(folder))
+    if us is None:  # Windows: the access list of the folder decides
+        return ""
     unless = f"; or, if all who can reach {folder} may be trusted (a volume of one pod), --shared-slot-dir"
     if us != 0 and found.st_uid not in {0, us}:
         user = shlex.quote(_user())
@@ -175,8 +177,8 @@ def trouble_with(folder: Path) -> str:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a user in a container often has no name
-        return str(os.getuid())
+    except (ImportError, KeyError, OSError):  # a user in a container often has no name
+        return str(system.user())
 
 
 # -- engines -------------------------------------------------------------------------------------------

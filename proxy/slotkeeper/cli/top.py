@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -16,6 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from slotkeeper import system
 from slotkeeper.cli.admin_client import AdminClient, AskedError, admin_port
 from slotkeeper.cli.terminal import (
     UNKNOWN,
@@ -387,7 +387,7 @@ def _paper(out: Console) -> Iterator[Draw]:
 async def interruptible() -> AsyncIterator[None]:
     """End the block, not the program, at Ctrl-C or SIGTERM."""
     loop = asyncio.get_running_loop()
-    signals = signal.SIGINT, signal.SIGTERM
+    undo: list[Callable[[], None]] = []
     try:
         async with asyncio.timeout(None) as block:
 
@@ -395,12 +395,11 @@ async def interruptible() -> AsyncIterator[None]:
                 if not block.expired():
                     block.reschedule(loop.time())
 
-            for number in signals:
-                loop.add_signal_handler(number, end)
+            undo += [system.on_signal(loop, number, end) for number in system.ENDS]
             yield
     except TimeoutError:
         if not block.expired():
             raise
     finally:
-        for number in signals:
-            loop.remove_signal_handler(number)
+        for restore in undo:
+            restore()

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from pydantic import SecretStr
 
+from slotkeeper import system
 from slotkeeper.api.head import MASK, masked, tells_secret
 from slotkeeper.app import ListenError, serve
 from slotkeeper.bench.models import MissingExtraError, Tiny, build
@@ -176,7 +177,7 @@ def _lines(path: Path) -> int:
 
 def _state_folder() -> Path:
     """Return the default folder for slot files and the engine's log: one of this user, or of this run."""
-    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "slotkeeper"
+    home = system.state_folder() / "slotkeeper"
     try:
         return private_folder(home)
     except OSError:  # a read-only home, as in a container

@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import distributions
+from io import SEEK_END, FileIO
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Final
@@ -225,13 +225,18 @@ def parts(path: Path) -> list[Path]:
 def sampled(path: Path) -> str:
     """Return a digest of a file's size and of samples from the whole file; "" if it cannot be read here."""
     try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
+        with FileIO(path) as file:
+            size = file.seek(0, SEEK_END)
             step = max(1, size // SAMPLES)
-            pieces = [os.pread(file.fileno(), SAMPLE_BYTES, at) for at in range(0, size, step)]
+            pieces = [_sample(file, at) for at in range(0, size, step)]
     except OSError:
         return ""
     return digest_of(size.to_bytes(8, "little"), *pieces)
+
+
+def _sample(file: FileIO, at: int) -> bytes:
+    file.seek(at)
+    return file.read(SAMPLE_BYTES)
 
 
 def digest_of(*pieces: bytes) -> str:

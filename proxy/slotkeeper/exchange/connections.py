@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import resource
 import socket
 import ssl
 from collections import Counter
@@ -398,19 +397,6 @@ def asker(request: web.BaseRequest, trusted: Sequence[Network]) -> str:
         hops = [*filter(None, map(str.strip, named)), client]
         client = next((address for address in reversed(hops) if not is_in(address, trusted)), hops[0])
     return site_of((client,))
-
-
-def raise_descriptors() -> int:
-    """Raise this process's limit of descriptors, to DESCRIPTORS if allowed. Returns the limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    except (OSError, ValueError):  # some systems allow less than they report
-        return soft
-    return wanted
 
 
 def room_for(most: int, descriptors: int) -> int:

@@ -24,6 +24,7 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
+from slotkeeper import system
 from slotkeeper.api.errors import ClientFault
 from slotkeeper.observe.log import get_logger
 from slotkeeper.scheduler.types import Crowded, Priority
@@ -346,7 +347,9 @@ def _exposed(path: Path, found: os.stat_result, *, plain: bool) -> str:
 
     A file of digests may be world readable: the digest of a long key reveals nothing.
     """
-    us, word, mode = os.geteuid(), shlex.quote(str(path)), stat.S_IMODE(found.st_mode)
+    us, word, mode = system.user(), shlex.quote(str(path)), stat.S_IMODE(found.st_mode)
+    if us is None:  # Windows: the access list of its folder decides
+        return ""
     if us != 0 and found.st_uid not in {0, us}:
         return f"{path} belongs to another user. Fix it: sudo chown {us} {word}"
     if plain and mode & (stat.S_IRWXG | stat.S_IRWXO):

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import orjson
 
+from slotkeeper import system
 from slotkeeper.api.document import SESSION_HEADERS
 from slotkeeper.api.errors import ClientFault
 from slotkeeper.api.head import Secrets, tells_secret
@@ -30,7 +31,7 @@ from slotkeeper.api.request import NotPlain, checked
 from slotkeeper.observe.log import Seldom, get_logger, sayable
 
 PARTS: Final = 16  # files that a budget is divided into; one such part is deleted at a time
-_CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
 
 
 class RotatingFiles:
@@ -77,7 +78,9 @@ class RotatingFiles:
         self.close()
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._make_room(max(size, self._part))
-        self._file = os.open(self._folder / f"{self._prefix}-{moment(time.time_ns())}.jsonl", _CREATE, 0o600)
+        self._file = system.open_plain(
+            self._folder / f"{self._prefix}-{moment(time.time_ns())}.jsonl", _CREATE
+        )
         self._size = 0
         return self._file
 

@@ -7,12 +7,13 @@ the process or delay a request. Commands that only ask a sidecar use it without 
 from __future__ import annotations
 
 import io
-import select
 import sys
 import threading
 from typing import Any, Final
 
 from prometheus_client import Counter
+
+from slotkeeper import system
 
 SLOW_SECONDS: Final = 0.1  # wait for a slow reader; while it stays stuck, later lines do not wait
 DROPPED: Final = Counter(
@@ -70,7 +71,7 @@ class StandardError:
         left = memoryview(data)
         while left:
             try:
-                left = left[self._some(raw, left[: select.PIPE_BUF]) :]
+                left = left[self._some(raw, left[: system.PIPE_BYTES]) :]
             except OSError:
                 if len(left) == len(data):
                     raise
@@ -78,13 +79,11 @@ class StandardError:
         return True
 
     def _some(self, raw: io.FileIO, data: memoryview) -> int:
-        """Write at most PIPE_BUF bytes, which a ready pipe takes at once; return the count.
+        """Write at most PIPE_BYTES, which a ready pipe takes at once; return the count.
 
         Raises BlockingIOError if the reader is stuck.
         """
-        poll = select.poll()
-        poll.register(raw, select.POLLOUT)
-        self._stuck = not poll.poll(0 if self._stuck else SLOW_SECONDS * 1000)
+        self._stuck = not system.takes_text(raw, 0 if self._stuck else SLOW_SECONDS)
         written: int | None = None if self._stuck else raw.write(data)
         if written is None:
             raise BlockingIOError

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+from slotkeeper import system
 from slotkeeper.api.document import longest_string
 from slotkeeper.api.errors import ClientFault
 from slotkeeper.api.head import Api
@@ -78,7 +79,7 @@ async def _asked(api: Api, body: bytes) -> Any:
         *(sys.executable, "-m", __name__, api.value),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C is for the sidecar
+        **system.apart(),  # Ctrl-C is for the sidecar
     )
     try:
         if process.stdin is None or process.stdout is None:

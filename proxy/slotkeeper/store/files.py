@@ -24,6 +24,7 @@ from io import FileIO, RawIOBase
 from pathlib import Path
 from typing import Final, TypeVar
 
+from slotkeeper import system
 from slotkeeper.engine.slotfile import ByteSpan, Piece, Recipe
 from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.store.trouble import HaltedError
@@ -71,9 +72,7 @@ def is_temporary(name: str) -> bool:
 # a Halt on a slow disk, and smaller ones take the interpreter's lock more often.
 CHUNK: Final = 1 << 20
 SETTLED_NS: Final = 2_000_000_000  # nanoseconds: the resolution of FAT, the coarsest file system clock
-_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # does not wait for a FIFO's writer
-_EDIT: Final = _READ | os.O_RDWR
-_CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW: Final = os.O_CREAT | os.O_EXCL
 
 LOAD: Final = Path("/proc/loadavg")  # its fourth field begins with the number of tasks that want a processor
 
@@ -155,7 +154,7 @@ def open_ours(path: Path, *, edit: bool = False) -> FileIO:
 
     Raises OSError, with ELOOP if the path is not a plain file with this one name.
     """
-    handle = os.open(path, _EDIT if edit else _READ)
+    handle = system.open_plain(path, os.O_RDWR if edit else os.O_RDONLY)
     try:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
@@ -190,9 +189,9 @@ def pour(recipe: Recipe, source: RawIOBase, target: Path, halt: Halt) -> Passed:
     is shorter than the recipe says, and HaltedError.
     """
     hashed = RunningHash()
-    with FileIO(os.open(target, _CREATE, 0o600), "wb") as out:
+    with FileIO(system.open_plain(target, os.O_WRONLY | _NEW), "wb") as out:
         try:
-            _give(out, os.fstat(source.fileno()))
+            system.give(out.fileno(), os.fstat(source.fileno()))  # the engine may be another user
             for data in bytes_of(recipe, source, halt):
                 hashed.take(data)
                 write_all(out, data)
@@ -258,21 +257,14 @@ def _pieces(piece: Piece, source: RawIOBase, view: memoryview, halt: Halt) -> It
 
 def create(target: Path) -> FileIO:
     """Create a file, to write and read, that belongs to the owner of its folder. Raises FileExistsError."""
-    out = FileIO(os.open(target, (_CREATE & ~os.O_WRONLY) | os.O_RDWR, 0o600), "r+b")
+    out = FileIO(system.open_plain(target, os.O_RDWR | _NEW), "r+b")
     try:
-        _give(out, target.parent.stat())
+        system.give(out.fileno(), target.parent.stat())
     except BaseException:
         out.close()
         target.unlink(missing_ok=True)
         raise
     return out
-
-
-def _give(out: FileIO, owner: os.stat_result) -> None:
-    """Give the file to `owner`: if we run as root and the engine does not, it must be readable there."""
-    ours = os.fstat(out.fileno())
-    if (owner.st_uid, owner.st_gid) != (ours.st_uid, ours.st_gid):
-        os.fchown(out.fileno(), owner.st_uid, owner.st_gid)
 
 
 def settle(file: RawIOBase) -> None:
@@ -281,14 +273,13 @@ def settle(file: RawIOBase) -> None:
     A file system's clock ticks every few milliseconds: a byte changed right after the hash could leave
     the same times. With a time in the past every change shows.
     """
-    os.fchmod(file.fileno(), 0o600)
-    past = os.fstat(file.fileno()).st_mtime_ns - SETTLED_NS
-    os.utime(file.fileno(), ns=(past, past))
+    system.make_private(file.fileno())
+    system.set_modified(file.fileno(), os.fstat(file.fileno()).st_mtime_ns - SETTLED_NS)
 
 
 def write_small(target: Path, temporary: Path, data: bytes) -> None:
     """Write a file that exists whole or not at all, even after a crash. It is on the disk on return."""
-    out = FileIO(os.open(temporary, _CREATE, 0o600), "wb")
+    out = FileIO(system.open_plain(temporary, os.O_WRONLY | _NEW), "wb")
     try:
         with out:
             write_all(out, data)
@@ -297,7 +288,7 @@ def write_small(target: Path, temporary: Path, data: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_folder(target.parent)
+    system.sync_folder(target.parent)
 
 
 def remove(path: Path) -> None:
@@ -310,18 +301,6 @@ def sync_file(file: FileIO) -> None:
     os.fsync(file.fileno())
 
 
-def sync_folder(folder: Path) -> None:
-    """Write the folder's names to the disk. Some network file systems refuse: they write at each rename."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-    finally:
-        os.close(handle)
-
-
 def _read(file: RawIOBase, view: memoryview, halt: Halt) -> int:
     halt.between_chunks()
     return file.readinto(view) or 0
@@ -330,7 +309,7 @@ def _read(file: RawIOBase, view: memoryview, halt: Halt) -> int:
 def _write_at(out: FileIO, data: bytes | memoryview, at: int) -> None:
     left = memoryview(data)
     while left:
-        count = os.pwrite(out.fileno(), left, at)
+        count = system.write_at(out, left, at)
         left, at = left[count:], at + count
 
 

@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import orjson
 
+from slotkeeper import system
 from slotkeeper.scheduler.policies.adapters import space_of
 from slotkeeper.scheduler.prompts.tokens import WIDTH, Chunk, Tokens
 from slotkeeper.scheduler.slots.engine_model import SnapshotId
@@ -61,7 +62,7 @@ def taken_over(folder: Path, seal: Seal) -> Seal:
     """Finish the take-over, once all manifests have this seal: from then on others are not accepted."""
     if seal.takes_over:
         (folder / files.FIRST_SEAL).replace(folder / files.SEAL)
-        files.sync_folder(folder)
+        system.sync_folder(folder)
     return Seal(seal.secret, takes_over=False)
 
 
@@ -76,10 +77,11 @@ def _read(path: Path) -> bytes | None:
         return None
     with file:
         found = os.fstat(file.fileno())
-        if found.st_uid not in {0, os.geteuid()}:
+        us = system.user()
+        if us is not None and found.st_uid not in {0, us}:
             raise OSError(errno.EPERM, "it belongs to another user", str(path))
-        if stat.S_IMODE(found.st_mode) & 0o077 and found.st_uid == os.geteuid():  # fsGroup does it
-            os.fchmod(file.fileno(), 0o600)
+        if stat.S_IMODE(found.st_mode) & 0o077 and found.st_uid == us:  # fsGroup does it
+            system.make_private(file.fileno())
         secret = file.read(BYTES + 1)
     return secret if len(secret) == BYTES else None
 

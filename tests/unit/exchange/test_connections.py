@@ -13,10 +13,10 @@ from slotkeeper.exchange.connections import (
     LEAST,
     RESERVE,
     asker,
-    raise_descriptors,
     room_for,
     site_of,
 )
+from slotkeeper.system import raise_descriptors
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_the_limit_of_open_files_is_raised_as_far_as_it_is_useful(monkeypatch, s
     asked = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: asked.append(limits))
-    assert raise_descriptors() == (wanted or min(DESCRIPTORS, hard if hard > 0 else DESCRIPTORS))
+    assert raise_descriptors(DESCRIPTORS) == (wanted or min(DESCRIPTORS, hard if hard > 0 else DESCRIPTORS))
     assert asked == ([(wanted, hard)] if wanted else [])
 
 
@@ -66,7 +66,7 @@ def test_the_old_limit_of_open_files_is_used_if_it_cannot_be_raised(monkeypatch)
 
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
     monkeypatch.setattr(resource, "setrlimit", refuse)
-    assert raise_descriptors() == 256
+    assert raise_descriptors(DESCRIPTORS) == 256
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from slotkeeper.store import files
 from slotkeeper.store.folders import snapshot_folder
 from slotkeeper.store.folders.snapshot_folder import rooms_of, taken
 from slotkeeper.store.store import Store
+from slotkeeper.system import posix
 
 MIB = 1 << 20
 
@@ -59,7 +60,7 @@ def test_a_tmpfs_has_no_more_room_than_the_machine_has_memory(
         "21 1 0:4 / /proc rw - proc proc rw\n"
         f"36 35 {os.major(device)}:{os.minor(device)} / /ours rw shared:1 - {kind} none rw\n"
     )
-    monkeypatch.setattr(snapshot_folder, "MOUNTS", mounts)
+    monkeypatch.setattr(posix, "MOUNTS", mounts)
     monkeypatch.setattr(snapshot_folder, "free_memory", lambda: 100 * MIB)
     found = rooms_of({Tier.HOT: hot})[Tier.HOT]
     assert (found.in_memory, found.free) == (in_memory, (100 if in_memory else 400) * MIB)

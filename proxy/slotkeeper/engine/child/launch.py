@@ -317,7 +317,7 @@ def _promise(port: int) -> None:
     with socket.socket(type=socket.SOCK_DGRAM) as mark:
         mark.bind((LOOPBACK, port))
         if len(_promised) == PROMISED:
-            os.close(_promised.popleft())
+            socket.close(_promised.popleft())
         _promised.append(mark.detach())
 
 

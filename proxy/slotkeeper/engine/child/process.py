@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from slotkeeper import system
 from slotkeeper.engine.answers import Health
 from slotkeeper.engine.child.launch import EngineBinary
 from slotkeeper.engine.child.xllama import PARENT
@@ -23,8 +22,7 @@ LOG_BYTES: Final = 8 << 20  # a day of an agent's work at the default verbosity
 TAIL_BYTES: Final = 4096
 # On SIGINT llama-server finishes a running save and closes its sockets. While it loads a model it ignores
 # SIGINT until the model is loaded, so the second signal must come before a user takes us for stuck.
-STOP_STEPS: Final = ((signal.SIGINT, 5.0), (signal.SIGTERM, 2.0), (signal.SIGKILL, 10.0))
-PR_SET_PDEATHSIG: Final = 1
+STOP_STEPS: Final = ((system.INTERRUPT, 5.0), (signal.SIGTERM, 2.0), (system.KILL, 10.0))
 
 Progress = Callable[[Health, str], None]
 
@@ -66,7 +64,7 @@ class EngineProcess:
         return self._child.poll() if self._child else None
 
     def start(self) -> None:
-        """Start the engine; blocks only for the fork. Call from the main thread (see `die_with_parent`)."""
+        """Start the engine; blocks only for the fork. Call from the main thread: `dies_with_us`."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with open_log(self.log) as log:
             self._begin = os.fstat(log).st_size
@@ -76,8 +74,8 @@ class EngineProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a terminal's Ctrl-C reaches only us; we stop the engine in order
-                preexec_fn=die_with_parent(),  # noqa: PLW1509 - one prctl; no lock is taken between fork and exec
+                **system.apart(),  # a terminal's Ctrl-C reaches only us; we stop the engine in order
+                **system.dies_with_us(),
             )
 
     async def wait(self) -> int:
@@ -129,23 +127,24 @@ class EngineProcess:
         """Send SIGKILL to the engine and all processes that it started, even if it hangs; do not wait."""
         if self._child is None:
             return
-        self._send(signal.SIGKILL)
+        self._send(system.KILL)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._child.pid, signal.SIGKILL)  # its own session: the group has the child's number
+            system.kill_session(self._child.pid)
 
     def tail(self) -> str:
         """Return the last lines of this run's log, without the final line end."""
         return tail(self.log, since=self._begin)
 
-    def _send(self, number: signal.Signals) -> None:
+    def _send(self, number: int) -> None:
         if self._child and self._child.poll() is None:
-            self._child.send_signal(number)
+            with contextlib.suppress(OSError):  # Windows: none is sent without a console
+                self._child.send_signal(number)
 
 
 @contextlib.contextmanager
 def open_log(path: Path) -> Iterator[int]:
     """Yield a descriptor of the log, opened for appending: after `trim` writes go to the file's new end."""
-    number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)  # the log may hold prompts
+    number = system.open_log(path)
     try:
         yield number
     finally:
@@ -173,25 +172,6 @@ def tail(path: Path, *, since: int = 0) -> str:
             return log.read().decode(errors="replace").rstrip()
     except FileNotFoundError:
         return ""
-
-
-def die_with_parent() -> Callable[[], None] | None:
-    """Return a function for the child to call before exec: Linux then kills it when we die, even by SIGKILL.
-
-    The kernel acts on the death of the thread that forked, so only the main thread may start engines.
-    On other systems an engine can survive a SIGKILL to us (the library build watches its parent).
-    """
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None).prctl  # looked up before the fork
-    parent = os.getpid()
-
-    def before_exec() -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # we died between fork and prctl
-            os._exit(1)
-
-    return before_exec
 
 
 # -- restarts, always on the same port -------------------------------------------------------------------

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+from slotkeeper import system
+
 PARENT: Final = "SLOTKEEPER_ENGINE_PARENT"  # environment: exit when this process is no longer our parent
 WATCH_SECONDS: Final = 0.5
 USAGE_EXIT: Final = 2
@@ -200,7 +202,8 @@ def main(argv: Sequence[str]) -> int:
 
     # Python runs no handlers while the model loads, so a signal must end the process by default.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    parent = os.environ.get(PARENT)
+    named = os.environ.get(PARENT)
+    parent_lives = system.watch(int(named)) if named else None
     try:
         server = Server(params(argv))
     except EngineUsageError as error:
@@ -209,14 +212,14 @@ def main(argv: Sequence[str]) -> int:
     done = threading.Event()
 
     def leave(_number: int, _frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second signal ends it at once, as llama-server does
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in system.ENDS:  # a second signal ends it at once, as llama-server does
+            signal.signal(number, signal.SIG_DFL)
         done.set()
 
-    signal.signal(signal.SIGINT, leave)
-    signal.signal(signal.SIGTERM, leave)
+    for number in system.ENDS:
+        signal.signal(number, leave)
     while not done.wait(WATCH_SECONDS):
-        if parent is not None and os.getppid() != int(parent):
+        if parent_lives and not parent_lives():
             break
     del server  # closes the listener and waits for a running save
     return 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hmac
 import io
-import os
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any, BinaryIO, Final
 
 import orjson
 
+from slotkeeper import system
 from slotkeeper.engine.slotfile import AS_THEY_ARE, Band, Division, PartSizes, Rows, SlotFile, divided, read
 from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.store import files
@@ -175,7 +175,7 @@ class JoinedFile(RawIOBase, BinaryIO):
         All parts are read for each layer. So the first ones stay open: no order of closing would help more.
         """
         if part in self._open:
-            return os.preadv(self._open[part].fileno(), [target], at)
+            return system.read_at(self._open[part], target, at)
         path = self._paths[part]
         try:
             file = files.open_ours(path)
@@ -185,9 +185,9 @@ class JoinedFile(RawIOBase, BinaryIO):
             return 0
         if len(self._open) < DESCRIPTORS:
             self._open[part] = file
-            return os.preadv(file.fileno(), [target], at)
+            return system.read_at(file, target, at)
         with file:
-            return os.preadv(file.fileno(), [target], at)
+            return system.read_at(file, target, at)
 
 
 Source = FileIO | JoinedFile

@@ -24,6 +24,7 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
+from slotkeeper import system
 from slotkeeper.engine.slotfile import Recipe
 from slotkeeper.scheduler.slots.engine_model import SnapshotId
 from slotkeeper.scheduler.types import Tier
@@ -157,9 +158,9 @@ class RunFolder(SnapshotFolder):
             with files.open_ours(self._runs / name) as part:
                 self._sound[name] = files.stamp(part)
         if missing:
-            files.sync_folder(self._runs)
+            system.sync_folder(self._runs)
         self._pour((listing,), file, target, manifest.created, halt)
-        files.sync_folder(self.path)
+        system.sync_folder(self.path)
         return written, time.monotonic() - began
 
     def _pour(self, recipe: Recipe, source: Source, target: Path, now: float, halt: Halt) -> str:

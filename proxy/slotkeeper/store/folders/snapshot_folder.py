@@ -7,8 +7,8 @@ killed in between leaves either a complete snapshot or files that the next sweep
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
+import shutil
 import stat
 import threading
 from collections import deque
@@ -19,6 +19,7 @@ from io import FileIO, RawIOBase
 from pathlib import Path
 from typing import Final
 
+from slotkeeper import system
 from slotkeeper.engine.child.memory import free_memory
 from slotkeeper.engine.slotfile import Damage, read, tokens_with_images
 from slotkeeper.scheduler.prompts.tokens import Tokens
@@ -54,7 +55,7 @@ GIVEN_UP: Final = 64  # names of files that an engine may still write
 QUARANTINED: Final = 8  # files kept for inspection
 QUARANTINE_BYTES: Final = 4 << 30
 # Errors that one file may have in a folder that can be used: the disk cannot read it, or we may not.
-OF_ONE_FILE: Final = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EACCES, errno.EPERM})
+OF_ONE_FILE: Final = system.DAMAGED | {errno.EACCES, errno.EPERM}
 
 
 class SnapshotFolder:
@@ -119,8 +120,7 @@ class SnapshotFolder:
 
     def free(self) -> int:
         """Return the free bytes of the folder's disk. Raises OSError."""
-        found = os.statvfs(self.path)
-        return found.f_bavail * found.f_frsize
+        return shutil.disk_usage(self.path).free
 
     def discard(self, temporary: str) -> None:
         """Remove an engine's temporary file. If it is not there, the engine may write it later."""
@@ -157,7 +157,7 @@ class SnapshotFolder:
             raise UnfitError(f"its values are impossible: checkpoints at {manifest.checkpoints}")
         try:
             temporary.replace(final)
-            files.sync_folder(self.path)
+            system.sync_folder(self.path)
             with files.open_ours(final) as file:
                 after = files.stamp(file)
             if (after.inode, after.size, after.mtime_ns) != (before.inode, before.size, before.mtime_ns):
@@ -276,15 +276,10 @@ class SnapshotFolder:
         if self._held():
             return
         self.close()
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        lock = FileIO(os.open(path, flags, 0o600), "rb+")
-        try:
-            fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
-                lock.close()
-                raise StoreError(Trouble.IN_USE, f"{self.path} is taken") from error
-            # Some network file systems have no locks; then we assume that no other sidecar is here.
+        lock = FileIO(system.open_plain(path, os.O_RDWR | os.O_CREAT), "rb+")
+        if not system.lock(lock.fileno()):
+            lock.close()
+            raise StoreError(Trouble.IN_USE, f"{self.path} is taken")
         self._lock, self.unread = lock, True
 
 
@@ -326,9 +321,7 @@ def _bound(aside: Path) -> None:
 # The file systems of folders for snapshots: how much room they have. All functions block.
 
 
-MOUNTS: Final = Path("/proc/self/mountinfo")
-OF_MEMORY: Final = frozenset({"tmpfs", "ramfs"})
-BLOCK: Final = 512  # bytes, the unit of st_blocks
+Usage = tuple[int, int, int]  # bytes of a disk: all, used, free for us
 
 
 def rooms_of(folders: Mapping[Tier, Path]) -> dict[Tier, FolderRoom]:
@@ -340,21 +333,21 @@ def rooms_of(folders: Mapping[Tier, Path]) -> dict[Tier, FolderRoom]:
         tier: next((path for path in (folder, *folder.absolute().parents) if path.is_dir()), folder)
         for tier, folder in folders.items()
     }
-    found, ours = dict[Tier, tuple[int, os.statvfs_result]](), dict[int, int]()
+    found, ours = dict[Tier, tuple[int, Usage]](), dict[int, int]()
     for tier, folder in there.items():
         with suppress(OSError):
             device = folder.stat().st_dev
-            found[tier] = device, os.statvfs(folder)
+            found[tier] = device, shutil.disk_usage(folder)
             ours[device] = ours.get(device, 0) + taken(folder)
-    in_memory = {device for device, _ in found.values()} & _devices_of_memory()
+    in_memory = {device for device, _ in found.values()} & system.devices_in_memory()
     return {
-        tier: _room(device, system, ours[device], in_memory=device in in_memory)
-        for tier, (device, system) in found.items()
+        tier: _room(device, disk, ours[device], in_memory=device in in_memory)
+        for tier, (device, disk) in found.items()
     }
 
 
-def _room(device: int, system: os.statvfs_result, ours: int, *, in_memory: bool) -> FolderRoom:
-    total, free = system.f_blocks * system.f_frsize, system.f_bavail * system.f_frsize
+def _room(device: int, disk: Usage, ours: int, *, in_memory: bool) -> FolderRoom:
+    total, _, free = disk
     if in_memory and (memory := free_memory()) is not None:
         free = min(free, memory) if total else memory  # a tmpfs without a limit says 0 of 0
     return FolderRoom(total=total, free=free + ours, device=device, in_memory=in_memory)
@@ -374,20 +367,8 @@ def _sum(folder: Path, ours: Callable[[str], bool]) -> int:
         for entry in entries:
             if ours(entry.name):
                 with suppress(FileNotFoundError):  # it has just been removed
-                    total += entry.stat(follow_symlinks=False).st_blocks * BLOCK
+                    total += system.bytes_on_disk(entry.stat(follow_symlinks=False))
     return total
-
-
-def _devices_of_memory() -> set[int]:
-    """Return the device numbers of file systems in memory; none where the system does not tell."""
-    devices = set()
-    with suppress(OSError, ValueError):
-        for line in MOUNTS.read_text("utf-8", "replace").splitlines():
-            before, _, after = line.partition(" - ")  # optional fields end with a dash
-            if after.split(" ", 1)[0] in OF_MEMORY:
-                major, minor = map(int, before.split()[2].split(":"))
-                devices.add(os.makedev(major, minor))
-    return devices
 
 
 # -- the sweep of a folder ------------------------------------------------------------------------------
