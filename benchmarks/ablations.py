@@ -82,7 +82,7 @@ async def crowded(build: str, model: Tiny) -> Row:
 async def recorded(path: Path, build: str, model: Tiny) -> Row:
     opening = opened(Way.UP, build, model, context_tokens=rewriting.CONTEXT)
     async with opening as scene, Target(scene.base) as target:
-        found = totals(await rewriting.recorded(path)(target))
+        found = totals(await rewriting.recorded(path)(target, Way.UP))
     return figures(found)
 
 

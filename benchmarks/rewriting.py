@@ -1,8 +1,10 @@
 """Agents that rewrite their own prompts: tokens computed by stock, and with rules that observe or fix.
 
 `python -m benchmarks.rewriting [--builds b10434 ...] [--ways stock observe fix]`. One short session for each
-rule, on the hybrid model. `--traces FILE.jsonl ...` plays recorded sessions instead: on stock, and through a
-sidecar with its defaults in front of the same flags. With `--prune WAY` old results in recorded chats are
+rule, on the hybrid model. `--refreshed` plays chats whose context is put anew into each request instead
+(`refreshers`); there `ideal` is the same chat as a prefix cache would have it, and its oracle counts only
+changed lines as new. `--traces FILE.jsonl ...` plays recorded sessions: on stock, and through a sidecar with
+its defaults in front of the same flags. With `--prune WAY` old results in recorded chats are
 pruned first, as an agent does it (`pruners`). `--context` is the context of a slot, in tokens. Tokens are
 those that clients waited for; beside them are both ratios, waited and total. The oracle counts the requests
 as clients sent them.
@@ -20,6 +22,7 @@ from rich.table import Table
 
 from benchmarks.figures import BUILDS, console, keep
 from benchmarks.pruners import PRUNERS, pruned
+from benchmarks.refreshers import REFRESHERS
 from benchmarks.rewriters import REWRITERS, Rewriter
 from benchmarks.ways import Way, opened
 from slotkeeper.bench.measure import Sample, totals
@@ -28,26 +31,34 @@ from slotkeeper.bench.replay import generates, merged, read, shot
 from slotkeeper.bench.target import Target, play
 from slotkeeper.observe.log import configure
 
+IDEAL: Final = "ideal"
 WAYS: Final[Mapping[str, tuple[Way, dict[str, Any]]]] = {
     "stock": (Way.STOCK, {}),
+    IDEAL: (Way.STOCK, {}),
     "observe": (Way.UP, {"rules": ("all=observe",)}),
     "fix": (Way.UP, {"rules": ("all=fix",)}),
     "default": (Way.FOLDER, {}),  # stock flags and default rules
 }
 SCRIPTED: Final = ("stock", "observe", "fix")
+REFRESHED: Final = (IDEAL, *SCRIPTED)
 RECORDED: Final = ("stock", "default")
 REPLY: Final = 16  # tokens of a reply, for recorded sessions
 CONTEXT: Final = 65536  # tokens of a slot: the longest recorded prompt has 41,000
-Played = Callable[[Target], Awaitable[list[Sample]]]
+Played = Callable[[Target, str], Awaitable[list[Sample]]]  # takes the name of the way too
 Row = dict[str, Any]
 
 
 def scripted(rewriter: Rewriter) -> Played:
-    return lambda target: play(rewriter(), target, session=rewriter.rule.value)
+    return lambda target, _: play(rewriter(), target, session=rewriter.rule.value)
+
+
+def refreshed(name: str) -> Played:
+    script = REFRESHERS[name]
+    return lambda target, way: play(script(ideal=way == IDEAL), target, session=name)
 
 
 def recorded(path: Path, prune: str | None = None) -> Played:
-    async def played(target: Target) -> list[Sample]:
+    async def played(target: Target, _: str) -> list[Sample]:
         entries = [entry for entry in merged([read(path)]) if generates(entry)]
         sent = pruned(entries, prune) if prune else entries
         return [(await target.fire(shot(entry, REPLY))).sample for entry in sent]
@@ -64,7 +75,7 @@ async def measured(
         kind, settings = WAYS[way]
         opening = opened(kind, build, Tiny.HYBRID, context_tokens=context, **settings)
         async with opening as scene, Target(scene.base) as target:
-            samples = await played(target)
+            samples = await played(target, way)
             found = totals(samples)
             if found.failed or found.uncounted:
                 raise RuntimeError(f"{name}, {way}: {found.failed} requests failed")
@@ -107,6 +118,7 @@ async def run(
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rewriting", description=__doc__)
     parser.add_argument("--builds", nargs="+", default=BUILDS, choices=BUILDS)
+    parser.add_argument("--refreshed", action="store_true", help="chats whose context is put anew each time")
     parser.add_argument("--traces", nargs="+", type=Path, default=[], metavar="FILE")
     parser.add_argument("--ways", nargs="+", choices=WAYS)
     parser.add_argument(
@@ -114,14 +126,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--context", type=int, default=CONTEXT, metavar="TOKENS", help="context of a slot")
     args = parser.parse_args(argv)
-    ways = args.ways or (RECORDED if args.traces and not args.prune else SCRIPTED)
+    usual = REFRESHED if args.refreshed else RECORDED if args.traces and not args.prune else SCRIPTED
+    ways = args.ways or usual
     configure("error", "console")
     names = {path: f"{path.parent.name}/{path.name.partition('.')[0]}" for path in args.traces}
     sessions = {name: recorded(path, args.prune) for path, name in names.items()}
+    if args.refreshed:
+        sessions = {name: refreshed(name) for name in REFRESHERS}
     sessions = sessions or {rule.value: scripted(rewriter) for rule, rewriter in REWRITERS.items()}
     rows = asyncio.run(run(sessions, args.builds, ways, args.context))
     console.print(table(rows, ways))
-    keep("pruned" if args.prune else "recorded" if args.traces else "rewriting", rows)
+    which = "pruned" if args.prune else "recorded" if args.traces else "rewriting"
+    keep("refreshed" if args.refreshed else which, rows)
     return 0
 
 

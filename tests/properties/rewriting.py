@@ -18,7 +18,10 @@ from slotkeeper.api.head import Api
 
 APIS = (Api.CHAT, Api.MESSAGES, Api.RESPONSES)
 
-WAYS = ("nonce", "facts", "tools", "keys", "ids", "ends", "arguments", "reasoning", "reminders", "edits")
+WAYS = (
+    *("nonce", "facts", "context", "tools", "keys", "ids", "ends", "arguments", "reasoning"),
+    *("reminders", "edits"),
+)
 
 
 @dataclass
@@ -59,6 +62,8 @@ class Agent:
         self.world |= {"cwd": f"/home/dev/{self.word()}", "commit": "5d6e7f8"}
         # a request with one tool is a side request
         self.tools = [self.tool() for _ in range(self.chance.randrange(2, 4))]
+        self.known = [f"- {' '.join(self.word() for _ in range(4))}" for _ in range(6)]
+        self.context = self.known[:2]  # what of it is in the system text at the moment
         self.salt = ""  # prefix of the ids of calls
         self.counts = self.chance.random() < 0.3  # whether newer ids are numbers instead
 
@@ -121,6 +126,8 @@ class Agent:
             new |= {"used": str(200000 - left), "left": str(left)}
             some = self.chance.sample(sorted(new), self.chance.choice([0, 1, 2]))
             self.world |= {key: new[key] for key in some}
+        if "context" in self.ways:
+            self.context = self.chance.sample(self.known, self.chance.randrange(1, 5))
         if "nonce" in self.ways:
             self.world["nonce"] = f"{self.chance.randrange(16**5):05x}"
         if "ids" in self.ways:
@@ -151,6 +158,8 @@ class Agent:
 
     def request(self) -> Request:
         system = CLIENTS[self.system].format(**self.world)
+        if "context" in self.ways:
+            system = "\n".join((system, "<known>", *self.context, "</known>"))
         written = CLIENTS[self.system] + CONTEXTS.get(self.system, "")
         shown = [key for key in self.world if "{" + key + "}" in written and key != "nonce"]
         values = [self.world[key] for key in shown]

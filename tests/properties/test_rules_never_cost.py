@@ -31,9 +31,9 @@ SETTINGS = settings(
 MORE = 64  # tokens for each conversation
 NAMES = ("read", "write", "edit", "search", "shell", "plan", "ask", "agent")
 SERVER = ("mcp_query", "mcp_list", "mcp_get")
-WAYS = ("keys", "order", "trimmed", "arguments", "ids", "stamp", "pruned")
-RULES = "pruned_results=fix"  # which only observes by itself
-CONTEXT = 1 << 11  # tokens of a slot: most sessions outgrow what is put back at some time
+WAYS = ("keys", "order", "trimmed", "arguments", "ids", "stamp", "pruned", "context")
+RULES = ("pruned_results=fix", "refreshed_context=fix")  # which only observe by themselves
+CONTEXT = 3 << 10  # tokens of a slot: long sessions outgrow what is put back and what notes add
 TITLES = "You are a title generator. Answer with nothing but a title of at most five words."
 SESSION = {"x-session-id": "one", "User-Agent": "agent/1"}
 
@@ -71,7 +71,7 @@ class SessionsMachine(RuleBasedStateMachine):
     @initialize(slots=st.integers(1, 3))
     def build(self, slots: int) -> None:
         self.slots = slots
-        self.ours, self.stock = World(RULES, slots=slots, context=CONTEXT), World("all=off", slots=slots)
+        self.ours, self.stock = World(*RULES, slots=slots, context=CONTEXT), World("all=off", slots=slots)
         self.talks: list[Talk] = []
         self.sent: list[tuple[Doc, Doc]] = []  # requests and their replies
         self.asked = 0
@@ -148,6 +148,9 @@ class SessionsMachine(RuleBasedStateMachine):
         system, tools = talk.system, [tool(name) for name in talk.tools]
         if "stamp" in ways:
             system = system.replace("cch=00000", f"cch={chance.randrange(16**5):05x}")
+        if "context" in ways:
+            known = chance.sample(range(8), chance.randrange(1, 5))
+            system += "\n".join(("<known>", *(f"- {words(('known', n), 12)}" for n in known), "</known>"))
         if "order" in ways:
             chance.shuffle(tools)
         if "keys" in ways:
@@ -203,7 +206,7 @@ class EachRequestMachine(SessionsMachine):
 
     def unchanged(self) -> World:
         """Return the same world, but no rule changes the last request."""
-        world = World(RULES, slots=self.slots, context=CONTEXT)
+        world = World(*RULES, slots=self.slots, context=CONTEXT)
         for doc, reply in self.sent[:-1]:
             ask(world, doc, reply)
         world.without_rules()

@@ -65,7 +65,7 @@ def explained(path):
             match = book.find(who, layout)
             report = explain(match, layout)
             found.append((report.kind, report.cause if costs(report) else None))
-            book.saw(match, who, received=layout, sent=layout, notes={}, noted={}, now=entry.at)
+            book.saw(match, who, received=layout, sent=layout, notes={}, now=entry.at)
     return found
 
 

@@ -145,7 +145,7 @@ def replies_of_a_conversation() -> tuple[int, int]:
 
 def sends(book: Conversations, layout, name: str):
     who = Who("key", name)
-    return book.saw(book.find(who, layout), who, received=layout, sent=layout, notes={}, noted={}, now=0.0)
+    return book.saw(book.find(who, layout), who, received=layout, sent=layout, notes={}, now=0.0)
 
 
 def names_of_conversations() -> tuple[int, int]:

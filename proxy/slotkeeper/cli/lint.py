@@ -198,7 +198,7 @@ def _next(book: Conversations, entry: Entry, layout: Layout, context: int) -> tu
         room=Room(context, answer_cap(api, body)),
     ).layout
     saved = _saved(match.remembered, explained, layout, sent)
-    book.saw(match, who, received=layout, sent=sent, notes={}, noted={}, now=entry.at)
+    book.saw(match, who, received=layout, sent=sent, notes={}, now=entry.at)
     return explained, saved
 
 

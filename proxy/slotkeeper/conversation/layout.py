@@ -80,6 +80,7 @@ class Message:
     reasoning: Text | None = None  # None: this API has no field for it here
     media: tuple[bytes, ...] = ()  # digests of images and audio, which are in no text
     content: Any = None  # the body's `content`, so that a rule can restore it whole; None with media
+    doc: Doc | None = None  # of a system message in the body's list, so that a rule can put it back
     # Digest of the message without the facts that change by themselves; `digest` computes it once.
     loose_digest: bytes | None = field(default=None, init=False, compare=False, repr=False)
 
@@ -137,12 +138,13 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A change of one value in the body."""
+    """A change of one value in the body, or of a list's length."""
 
     path: Path
     before: Any  # None: the value was absent
     after: Any
     moved: int = 0  # bytes that were sent before and are now in another place than the client put them
+    item: bool = False  # an item of a list is inserted at the path (`before` is None) or removed from there
 
 
 def edited(body: Doc, edits: Iterable[Edit]) -> Doc:
@@ -151,21 +153,24 @@ def edited(body: Doc, edits: Iterable[Edit]) -> Doc:
     Raises KeyError, IndexError or TypeError for a path that does not exist in the body.
     """
     for edit in edits:
-        body = _put(body, edit.path, edit.after)
+        body = _put(body, edit.path, edit)
     return body
 
 
-def _put(value: Any, path: Path, new: Any) -> Any:
+def _put(value: Any, path: Path, edit: Edit) -> Any:
     if not path:
-        return new
+        return edit.after
     key, *rest = path
     if isinstance(value, list):
         if not isinstance(key, int):
             raise TypeError(f"{key!r} in a list")
-        return [*value[:key], _put(value[key], tuple(rest), new), *value[key + 1 :]]
+        if edit.item and not rest:
+            inserted = () if edit.after is None else (edit.after,)
+            return [*value[:key], *inserted, *value[key + (edit.before is not None) :]]
+        return [*value[:key], _put(value[key], tuple(rest), edit), *value[key + 1 :]]
     if not isinstance(value, dict) or (rest and key not in value):
         raise KeyError(key)
-    return {**value, key: _put(value[key], tuple(rest), new) if rest else new}
+    return {**value, key: _put(value[key], tuple(rest), edit) if rest else edit.after}
 
 
 # -- a conversation --------------------------------------------------------------------------------------
@@ -179,6 +184,17 @@ class Who:
     name: str | None = None  # the client's name for the conversation
 
 
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A text that we put behind a message, and what it tells."""
+
+    text: str
+    told: Mapping[str, str]  # what is current from then on, by place
+
+
+Notes = Mapping[int, tuple[Note, ...]]  # by the index of the message that they follow
+
+
 @dataclass(slots=True, eq=False)
 class Conversation:
     """A line of requests, each of which continued the one before it."""
@@ -188,8 +204,7 @@ class Conversation:
     received: Layout  # the last request, as the client sent it
     sent: Layout  # the last request as the engine got it, without the notes
     at: float  # time of the last request, in seconds
-    notes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # put after message n when it was new
-    noted: Mapping[str, str] = field(default_factory=dict)  # facts that notes contain, by place
+    notes: Notes = field(default_factory=dict)  # put behind a message when it was new
     replies: dict[str, Doc] = field(default_factory=dict)  # messages as sampled, by the ids of their calls
     tokens: Tokens | None = None  # the last prompt; None: not known
     size: int = 0  # characters kept
@@ -205,6 +220,7 @@ class Keys:
 
     first: tuple[bytes, ...]  # from the first user message
     kin: tuple[bytes, ...]  # from the text and tools that conversations of one agent share
+    replies: tuple[bytes, ...] = ()  # from the newest reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +241,17 @@ class Match:
     sibling: Conversation | None = None  # another of the same client, with the same system text or tools
     beside: Conversation | None = None  # the latest of this client that has tools
     same_agent: bool = True  # whether `before` is of the same agent: see `likeness.same_agent`
+    moved: bool = (
+        False  # all of `before` is there, but system messages between the others came, went or moved
+    )
     keys: Keys | None = field(default=None, compare=False)  # the request's index keys
+
+    @property
+    def whole(self) -> bool:
+        """Whether all messages of the request before are in this one."""
+        if self.before is None:
+            return False
+        return self.moved or self.common >= len(self.before.received.messages) - self.before.received.lead
 
     @property
     def nearest(self) -> Conversation | None:

@@ -11,12 +11,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from hashlib import blake2b
-from itertools import count, islice
+from itertools import count, dropwhile, islice, takewhile
 from typing import Any, Final
 
 import orjson
 
-from slotkeeper.conversation.divergence import Divergence, common_start, first_difference, json_text, parted
+from slotkeeper.conversation.divergence import (
+    Divergence,
+    common_start,
+    first_difference,
+    found_again,
+    json_text,
+    parted,
+)
 from slotkeeper.conversation.layout import (
     NOWHERE,
     Conversation,
@@ -26,6 +33,7 @@ from slotkeeper.conversation.layout import (
     Match,
     Message,
     Near,
+    Notes,
     Role,
     Section,
     Text,
@@ -36,7 +44,7 @@ from slotkeeper.conversation.layout import (
     user_says,
 )
 from slotkeeper.conversation.phrases import ASIDE, ASIDE_SYSTEM, SUMMARIZED, SUMMARIZER, SUMMARY_ASKED
-from slotkeeper.conversation.rules.rules import common
+from slotkeeper.conversation.rules.rules import common, spoken_common
 from slotkeeper.scheduler.prompts.tokens import Tokens
 
 DIGEST_BYTES: Final = 16
@@ -53,6 +61,8 @@ class Likeness:
     conversation: Conversation
     common: int  # messages after the system text that both have
     appended: bool  # the request is the old one, unchanged, with something added at its end
+    whole: bool = False  # all that user and model said in it is in the request
+    moved: bool = False  # the same, but system messages between came, went or moved
 
 
 def opening(layout: Layout) -> int:
@@ -82,7 +92,13 @@ def keys_of(who: Who, layout: Layout) -> Keys:
         kin.append(_key("words", who.client, digest(Message(Role.SYSTEM, NOWHERE, (words,)))))
     if layout.tools:
         kin.append(_key("tools", who.client, "\0".join(sorted(map(tool_name, layout.tools)))))
-    return Keys(first, tuple(kin))
+    return Keys(first, tuple(kin), _reply_keys(who, layout))
+
+
+def _reply_keys(who: Who, layout: Layout) -> tuple[bytes, ...]:
+    """Return the keys of the newest reply, which finds a conversation if the first message was edited."""
+    replies = (replied_by(message) for message in reversed(layout.messages) if _replied(message))
+    return tuple(_key("reply", who.client, key) for key in next(filter(None, replies), ()))
 
 
 def same_agent(old: Layout, new: Layout) -> bool:
@@ -152,14 +168,22 @@ def likeness(conversation: Conversation, who: Who, layout: Layout) -> Likeness |
         return None
     count = common(old, layout)
     whole = count == len(old.messages) - old.lead
-    if conversation.aside and not whole:
+    moved = not whole and _moved(old, layout)
+    if conversation.aside and not (whole or moved):
         return None  # only its own next request continues a title or a suggestion
-    found = Likeness(conversation, count, whole and _extends(old, layout))
+    found = Likeness(conversation, count, whole and _extends(old, layout), whole or moved, moved)
     if who.name and who.name == other.name:
-        goes_on = count >= max(1, opening(layout)) or _replaced(old, layout)
+        goes_on = moved or count >= max(1, opening(layout)) or _replaced(old, layout)
     else:
-        goes_on = _by_content(found, layout, whole=whole)
+        goes_on = _by_content(found, layout)
     return found if goes_on else None
+
+
+def _moved(old: Layout, new: Layout) -> bool:
+    """Whether all that user and model said is still there, and only system messages between came or went."""
+    spoken = [sum(message.role is not Role.SYSTEM for message in side.messages) for side in (old, new)]
+    between = any(len(side.messages) - side.lead > n for side, n in zip((old, new), spoken, strict=True))
+    return between and spoken_common(old, new) == spoken[0] > 0
 
 
 def _extends(old: Layout, new: Layout) -> bool:
@@ -167,7 +191,7 @@ def _extends(old: Layout, new: Layout) -> bool:
     return first_difference(old, new) is None and json_text(old.tools) == json_text(new.tools)
 
 
-def _by_content(found: Likeness, layout: Layout, *, whole: bool) -> bool:
+def _by_content(found: Likeness, layout: Layout) -> bool:
     """Whether the contents show that a request continues a conversation.
 
     They share the first user message and one reply; or this is the very next request; or the same request
@@ -178,11 +202,39 @@ def _by_content(found: Likeness, layout: Layout, *, whole: bool) -> bool:
         return False
     if any(message.role is Role.ASSISTANT for message in layout.messages[layout.lead :][: found.common]):
         return True
-    if not whole:
+    if not found.whole:
         return False
     if len(layout.messages) - layout.lead == found.common:  # the same messages again
         return found.appended and parted(old, layout) is None
-    return _same_system(old, layout)
+    return _same_system(old, layout) or _shares_reply(found, layout)
+
+
+def _shares_reply(found: Likeness, layout: Layout) -> bool:
+    """Whether a reply of this conversation is in the request."""
+    if found.whole and found.conversation.received.has_reply:
+        return True
+    behind = layout.messages[layout.lead + found.common :]
+    newest = takewhile(_replied, dropwhile(lambda message: not _replied(message), behind))
+    return any(key in found.conversation.replies for message in newest for key in replied_by(message))
+
+
+def _replied(message: Message) -> bool:
+    return message.role is Role.ASSISTANT
+
+
+def _of_one_agent(found: Likeness, layout: Layout) -> bool:
+    """Whether the request is of the conversation's own agent, by its text, or because it goes on with it all.
+
+    The largest part of a system text can be context that is new in each request. A summary or a sub-agent may
+    have the whole conversation too, but other tools, another system text, or words by which it is known.
+    """
+    old = found.conversation.received
+    if same_agent(old, layout):
+        return True
+    if not found.whole or _tool_names(old) != _tool_names(layout) or asks_aside(layout):
+        return False
+    was, now = ([message.said for message in side.messages[: side.lead]] for side in (old, layout))
+    return (not was or not now or found_again(was, now) > 0) and _shares_reply(found, layout)
 
 
 def _replaced(old: Layout, new: Layout) -> bool:
@@ -194,17 +246,6 @@ def _replaced(old: Layout, new: Layout) -> bool:
 
 def _same_system(old: Layout, new: Layout) -> bool:
     return old.lead == new.lead and all(map(same, old.messages[: old.lead], new.messages[: new.lead]))
-
-
-def standing(conversation: Conversation, count: int) -> tuple[dict[int, tuple[str, ...]], dict[str, str]]:
-    """Return the notes after the first `count` messages, and the facts that those notes tell.
-
-    A fact whose note is no longer in the history must be told again.
-    """
-    end = conversation.sent.lead + count
-    notes = {at: texts for at, texts in conversation.notes.items() if at < end}
-    words = "\n".join(text for texts in notes.values() for text in texts)
-    return notes, {place: text for place, text in conversation.noted.items() if text in words}
 
 
 def repeated(replies: Mapping[str, Doc], layout: Layout) -> dict[str, Doc]:
@@ -221,13 +262,25 @@ def repeated(replies: Mapping[str, Doc], layout: Layout) -> dict[str, Doc]:
 def size(conversation: Conversation) -> int:
     """Return the number of characters that a conversation keeps."""
     layouts = {id(layout): layout for layout in (conversation.received, conversation.sent)}.values()
-    notes = (text for texts in conversation.notes.values() for text in texts)
-    return sum(map(_size, layouts)) + sum(map(len, (*notes, *conversation.noted.values())))
+    notes = (note for notes in conversation.notes.values() for note in notes)
+    kept = (len(note.text) + sum(map(len, note.told.values())) for note in notes)
+    return sum(map(_size, layouts)) + sum(kept)
 
 
 def reply_key(reply: Doc) -> str:
     """Return the key under which a reply without calls is kept; it is equal for equal texts."""
-    return SAID + _key(json_text(reply.get("content"))).hex()
+    return _said_key(reply.get("content"))
+
+
+def replied_by(message: Message) -> tuple[str, ...]:
+    """Return the keys under which the reply is kept that a message of a request is."""
+    if message.calls:
+        return tuple(call.id for call in message.calls)
+    return (_said_key(message.said),) if message.said.strip() else ()
+
+
+def _said_key(said: Any) -> str:
+    return SAID + _key((said if isinstance(said, str) else json_text(said)).strip()).hex()
 
 
 def reply_size(reply: Doc) -> int:
@@ -293,7 +346,7 @@ class Conversations:
 
     def near(self, who: Who, found_by: Keys, *, still: bool = False) -> Near:
         """Return all that `goes_on` chooses from; with `still`, copies that another thread may read."""
-        lines = self._latest((*named_key(who), *found_by.first))
+        lines = self._latest((*named_key(who), *found_by.first, *found_by.replies))
         kin = [line for line in self._latest(found_by.kin, each=2) if not line.aside]
         beside = self._latest((tools_key(who),), each=1)
         if still:
@@ -307,8 +360,7 @@ class Conversations:
         *,
         received: Layout,
         sent: Layout,
-        notes: Mapping[int, tuple[str, ...]],
-        noted: Mapping[str, str],
+        notes: Notes,
         now: float,
         rules: Iterable[str] = (),
     ) -> Conversation:
@@ -328,7 +380,7 @@ class Conversations:
             self._unlist(line)
             line.who = Who(who.client, who.name or line.who.name)
             line.received, line.sent, line.at, line.tokens = received, sent, now, None
-        line.notes, line.noted, line.rules = dict(notes), dict(noted), tuple(rules)
+        line.notes, line.rules = dict(notes), tuple(rules)
         self._list(line, match.keys or keys_of(who, received))
         self._evict()
         return line
@@ -339,8 +391,7 @@ class Conversations:
         received: Layout,
         *,
         sent: Layout,
-        notes: Mapping[int, tuple[str, ...]],
-        noted: Mapping[str, str],
+        notes: Notes,
         rules: Iterable[str],
     ) -> None:
         """Record that the request went to the engine in another form than `saw` recorded.
@@ -348,7 +399,7 @@ class Conversations:
         Nothing changes if the conversation's next request has come since.
         """
         if line.received is received:
-            line.sent, line.notes, line.noted, line.rules = sent, dict(notes), dict(noted), tuple(rules)
+            line.sent, line.notes, line.rules = sent, dict(notes), tuple(rules)
 
     def replied(self, conversation: Conversation, reply: Doc) -> None:
         """Record the reply to the last request, in chat shape. Beyond REPLIES, the oldest are dropped."""
@@ -358,6 +409,7 @@ class Conversations:
         replies.update(dict.fromkeys(keys, reply))
         gone += [replies.pop(key) for key in tuple(islice(replies, max(0, len(replies) - REPLIES)))]
         if conversation.line in self._lines:
+            self._enter(conversation, [_key("reply", conversation.who.client, key) for key in keys])
             self._weigh(conversation, len(keys) * reply_size(reply) - sum(map(reply_size, gone)))
             self._evict()
 
@@ -372,7 +424,7 @@ class Conversations:
         """Return the conversation whose last request this one continues or repeats; None if there is none."""
         before = match.before
         line = self._lines.get(before.line) if before and match.same_agent else None
-        if line is None or match.common < len(line.received.messages) - line.received.lead:
+        if line is None or not replace(match, before=line).whole:
             return None
         return line if line.aside == aside else None
 
@@ -385,13 +437,16 @@ class Conversations:
     def _list(self, line: Conversation, keys: Keys) -> None:
         tools = (tools_key(line.who),) if line.received.tools and not line.aside else ()
         kin = keys.kin if not line.aside else ()
-        found_by = (*named_key(line.who), *keys.first, *kin, *tools)
         self._lines[line.line] = line
-        self._keys[line.line] = found_by
-        for key in found_by:
-            self._index.setdefault(key, OrderedDict())[line.line] = None
+        self._keys[line.line] = ()
+        self._enter(line, (*named_key(line.who), *keys.first, *kin, *tools, *keys.replies))
         line.size = 0
         self._weigh(line, size(line) + sum(map(reply_size, line.replies.values())))
+
+    def _enter(self, line: Conversation, keys: Iterable[bytes]) -> None:
+        self._keys[line.line] = tuple(dict.fromkeys((*self._keys[line.line], *keys)))
+        for key in keys:
+            self._index.setdefault(key, OrderedDict())[line.line] = None
 
     def _unlist(self, line: Conversation) -> None:
         del self._lines[line.line]
@@ -415,11 +470,10 @@ class Conversations:
 def goes_on(who: Who, layout: Layout, found_by: Keys, near: Near) -> Match:
     """Return the conversation that a request continues: one of the same agent, if there is any.
 
-    The match's `before` has only the notes in the messages that both have in common, and the facts in those
-    notes. Callers only read it; `Conversations.saw` finds the stored conversation by it.
+    Callers only read the match's `before`; `Conversations.saw` finds the stored conversation by it.
     """
     alike = [like for line in near.lines if (like := likeness(line, who, layout))]
-    own = [like for like in alike if same_agent(like.conversation.received, layout)]
+    own = [like for like in alike if _of_one_agent(like, layout)]
     # Exact continuations first. Two runs of one task are equal up to their tools' results.
     best = max(
         own or alike,
@@ -427,8 +481,9 @@ def goes_on(who: Who, layout: Layout, found_by: Keys, near: Near) -> Match:
         default=None,
     )
     return Match(
-        before=_as_it_stands(best) if best else None,
+        before=best.conversation if best else None,
         common=best.common if best else 0,
+        moved=best.moved if best else False,
         sibling=max(
             near.kin,
             key=lambda line: (same_agent(line.received, layout), line.at, line.line),
@@ -450,15 +505,7 @@ def _number_of(match: Match, layout: Layout) -> int | None:
     before = match.before
     if before is None or before.aside or match.same_agent or not more_tools(before.received, layout):
         return None
-    return before.number if match.common >= len(before.received.messages) - before.received.lead else None
-
-
-def _as_it_stands(like: Likeness) -> Conversation:
-    line = like.conversation
-    if like.common >= len(line.received.messages) - line.received.lead:
-        return line
-    notes, noted = standing(line, like.common)
-    return replace(line, notes=notes, noted=noted)
+    return before.number if match.whole else None
 
 
 # -- the kind of a request -------------------------------------------------------------------------------
@@ -492,7 +539,7 @@ def kind_at(layout: Layout, match: Match, divergence: Divergence | None) -> Requ
     old = before.received
     if divergence is None or divergence.section is Section.OPTIONS:
         return _going_on(old, layout)
-    if match.common >= len(old.messages) - old.lead:
+    if match.whole:
         return RequestKind.REWRITE  # all of its messages are still there
     return RequestKind.REWRITE if _still_there(old, layout, old.lead + match.common) else RequestKind.BRANCH
 
@@ -528,9 +575,7 @@ def _by_words(layout: Layout, match: Match) -> RequestKind | None:
         return RequestKind.SIDE
     # While all messages of the conversation are there, these words prove nothing: a user may also ask
     # what was done so far.
-    old = match.before.received if match.before else None
-    cut_short = old is None or match.common < len(old.messages) - old.lead
-    if cut_short and any(user_says(m, SUMMARIZED) for m in (*new, *layout.messages[-1:])):
+    if not match.whole and any(user_says(m, SUMMARIZED) for m in (*new, *layout.messages[-1:])):
         return RequestKind.COMPACTION
     return None
 

@@ -287,7 +287,7 @@ class Rewriting:
         line, sent = taken.conversation, taken.sent
         if line is not None and changed != bool(before):
             self.conversations.resent(
-                line, taken.received, sent=sent.layout, notes=sent.notes, noted=sent.noted, rules=sent.fixed
+                line, taken.received, sent=sent.layout, notes=sent.notes, rules=sent.fixed
             )
 
     def settle(self, taken: Taken) -> DivergenceReport | None:
@@ -346,7 +346,6 @@ class Rewriting:
                 received=taken.received,
                 sent=sent.layout,
                 notes=sent.notes,
-                noted=sent.noted,
                 now=taken.now,
                 rules=sent.fixed if taken.changed else (),
             )

@@ -102,7 +102,7 @@ class Clients:
     def sends(self, layout: Layout, who: Who = ME) -> tuple[Match, Conversation]:
         self.at += 1
         match = self.book.find(who, layout)
-        line = self.book.saw(match, who, received=layout, sent=layout, notes={}, noted={}, now=self.at)
+        line = self.book.saw(match, who, received=layout, sent=layout, notes={}, now=self.at)
         return match, line
 
     def explains(self, layout: Layout, who: Who = ME) -> Explained:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from slotkeeper.conversation.layout import Match, Who
+from slotkeeper.conversation.layout import Match, Note, Who
 from slotkeeper.conversation.likeness import COMPARED, REPLIES, likeness
+from slotkeeper.conversation.rules.base import carried
 from unit.conversation.talks import (
     DONE,
     HISTORY,
@@ -81,6 +82,10 @@ def test_the_same_task_in_another_folder_is_not_a_retry():
     assert clients.book.find(UNNAMED, elsewhere).before is None
 
 
+SUNDAY = Note("The date is now Sunday.", {"date": "now Sunday"})
+MAIN = Note("The branch is now main.", {"git_status": "now main"})
+
+
 def test_a_branch_keeps_the_old_conversation_and_takes_over_the_notes_that_both_contain():
     clients = Clients()
     match = clients.book.find(ME, LATER)
@@ -89,8 +94,7 @@ def test_a_branch_keeps_the_old_conversation_and_takes_over_the_notes_that_both_
         ME,
         received=LATER,
         sent=LATER,
-        notes={1: ("The date is now Sunday.",), 5: ("The branch is now main.",)},
-        noted={"date": "now Sunday", "git_status": "now main"},
+        notes={1: (SUNDAY,), 5: (MAIN,)},
         now=1.0,
     )
     back = chat(system(), TASK, *ROUND, reply("I would rather not."), NEXT)
@@ -98,8 +102,8 @@ def test_a_branch_keeps_the_old_conversation_and_takes_over_the_notes_that_both_
     assert match.common == 3
     assert match.before is not None
     assert match.before.number == line.number
-    assert match.before.notes == {1: ("The date is now Sunday.",)}
-    assert match.before.noted == {"date": "now Sunday"}  # the other note is not in this history
+    notes = carried(back, match.before, match.common)
+    assert notes == {1: (SUNDAY,)}, "the other note is not in this history"
     assert branch is not line
     assert line.received is LATER
     assert set(line.notes) == {1, 5}
@@ -117,7 +121,7 @@ def test_a_summary_with_the_same_session_name_continues_the_conversation():
     match, new = clients.sends(after)
     assert match.before is not None
     assert (match.before.number, match.common) == (line.number, 0)
-    assert match.before.noted == {}
+    assert not carried(after, match.before, match.common)
     assert new is not line
     assert clients.book.find(ME, chat(system(), user("What is the time?"))).before is None, "another task"
 
@@ -182,7 +186,7 @@ def test_a_conversation_dropped_during_its_request_begins_again():
     _, line = clients.sends(THEN)
     match = clients.book.find(ME, LATER)
     clients.sends(chat(system(), user("Something else.")))
-    again = clients.book.saw(match, ME, received=LATER, sent=LATER, notes={}, noted={}, now=9.0)
+    again = clients.book.saw(match, ME, received=LATER, sent=LATER, notes={}, now=9.0)
     assert again is not line
     clients.book.replied(line, {"role": "assistant", "content": "too late"})
     assert repr(clients.book) == f"<Conversations 1 | {again.size} of 10 characters>"

@@ -43,7 +43,7 @@ class Clients:
         self.now += 1
         who = Who(client)
         match = self.book.find(who, laid)
-        return self.book.saw(match, who, received=laid, sent=laid, notes={}, noted={}, now=self.now)
+        return self.book.saw(match, who, received=laid, sent=laid, notes={}, now=self.now)
 
     def asks(self, laid: Any, client: str = "anna", headers=OPENCODE, given: str | None = None) -> Name:
         conversation = self.seen(laid, client)

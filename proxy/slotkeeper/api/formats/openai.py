@@ -132,6 +132,7 @@ def _message(message: Doc, path: Path) -> Message:
         reasoning=_reasoning(message, path) if role is Role.ASSISTANT else None,
         media=media,
         content=None if media else content,
+        doc=message if role is Role.SYSTEM else None,
     )
 
 

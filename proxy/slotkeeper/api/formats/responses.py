@@ -97,7 +97,8 @@ def _spoken(item: Doc, path: Path, role: Role) -> Message | None:
         return None
     texts = strings(content, (*path, "content"), SECTIONS[role], _INPUT_TEXTS)
     media = _media(content)
-    return Message(role, path, texts, media=media, content=None if media else content)
+    doc = item if role is Role.SYSTEM else None
+    return Message(role, path, texts, media=media, content=None if media else content, doc=doc)
 
 
 def _reply(item: Doc, path: Path) -> Message | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -10,9 +10,10 @@ from typing import Any, Final
 import orjson
 
 from slotkeeper.conversation.divergence import common_start
-from slotkeeper.conversation.layout import Doc, Edit, Layout, Match, edited
+from slotkeeper.conversation.layout import Doc, Edit, Layout, Match, Notes, Role, edited
 from slotkeeper.conversation.likeness import same_agent
 from slotkeeper.conversation.rules.base import Fact, Mode, Modes, Room, Rule, RuleName, Scene, note_edits
+from slotkeeper.conversation.rules.refreshed import RefreshedContext
 from slotkeeper.conversation.rules.rules import (
     BillingNonce,
     CallIds,
@@ -30,19 +31,21 @@ from slotkeeper.conversation.rules.rules import (
     ToolOrder,
     TrailingWhitespace,
     WorkingDirectory,
+    common,
 )
 
 RULES: Final[tuple[Rule, ...]] = (
     BillingNonce(),
     SchemaKeys(),
     ToolOrder(),
-    PrunedResults(),
     Date(),
     Clock(),
     WorkingDirectory(),
     GitStatus(),
     Environment(),
     MemoryFile(),
+    RefreshedContext(),
+    PrunedResults(),
     Countdown(),
     Reminders(),
     CallIds(),
@@ -50,6 +53,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Reasoning(),
     TrailingWhitespace(),
 )
+_LENGTHENING: Final = frozenset({RuleName.PRUNED_RESULTS, RuleName.REFRESHED_CONTEXT})
 DEFAULTS: Final[Modes] = MappingProxyType({rule.name: rule.default for rule in RULES})
 
 
@@ -76,8 +80,7 @@ class Outcome:
     doc: Doc  # the same object if nothing was changed
     layout: Layout  # of the request as it is sent, without the notes
     done: tuple[Done, ...] = ()  # in the rules' order; rules that found nothing are left out
-    notes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # by the index of their message
-    noted: Mapping[str, str] = field(default_factory=dict)  # facts by place, for the conversation's record
+    notes: Notes = field(default_factory=dict)
     edits: tuple[Edit, ...] = ()  # all that were made, notes included
     most: int = 0  # limit of the prompt, in tokens; 0: no rule made it longer than the client's
 
@@ -108,13 +111,12 @@ def canonical(
     rules see the request without it.
     """
     before, kin = match.remembered, match.sibling
-    known = dict(before.noted) if before else {}
     if kin is not None and not same_agent(kin.received, layout):
         kin = None
     done: list[Done] = []
     made: list[Edit] = []
     facts: list[Fact] = []
-    scene = Scene(layout, before, match.common, kin, room)
+    scene = Scene(layout, before, _in_common(match, layout), kin, room)
     for rule in rules:
         mode = modes[rule.name]
         if mode is Mode.OFF:
@@ -126,24 +128,37 @@ def canonical(
         if mode is Mode.FIX:
             doc, layout = _after(doc, layout, found.edits, lay_out)
             scene = replace(scene, now=layout)
+            if before is not None and any(edit.item for edit in found.edits):
+                scene = replace(scene, common=common(before.sent, layout))
             made += found.edits
             facts += found.facts
-    noted, notes = note_edits(layout, before, match.common, facts)
-    known |= {fact.place: fact.text for fact in facts}
+    noted, notes = note_edits(layout, before, scene.common, facts)
     return Outcome(
         doc=edited(doc, noted),
         layout=layout,
         done=tuple(done),
         notes=notes,
-        noted=known,
         edits=(*made, *noted),
         most=_most(done, room),
     )
 
 
+def _in_common(match: Match, layout: Layout) -> int:
+    """Return how many messages after the system text are the same as those sent before.
+
+    `match` compares with the request before as the client sent it; its system messages may stand elsewhere.
+    """
+    before = match.remembered
+    if before is None or not any(
+        m.role is Role.SYSTEM for side in (before.sent, layout) for m in side.messages[side.lead :]
+    ):
+        return match.common
+    return common(before.sent, layout)
+
+
 def _most(done: Sequence[Done], room: Room | None) -> int:
     """Return the prompt's limit in tokens if a rule restored what the client left out, else 0."""
-    grown = any(one.rule is RuleName.PRUNED_RESULTS and one.mode is Mode.FIX for one in done)
+    grown = any(one.rule in _LENGTHENING and one.mode is Mode.FIX for one in done)
     return room.limit if grown and room else 0
 
 

@@ -22,7 +22,18 @@ from typing import Any, Final, Protocol, Self
 
 import orjson
 
-from slotkeeper.conversation.layout import Conversation, Doc, Edit, Layout, Message, Role, Section, Text
+from slotkeeper.conversation.layout import (
+    Conversation,
+    Doc,
+    Edit,
+    Layout,
+    Message,
+    Note,
+    Notes,
+    Role,
+    Section,
+    Text,
+)
 
 
 class Mode(StrEnum):
@@ -50,6 +61,7 @@ class RuleName(StrEnum):
     COUNTDOWN = "countdown"
     REMINDERS = "reminders"
     PRUNED_RESULTS = "pruned_results"
+    REFRESHED_CONTEXT = "refreshed_context"
 
 
 # At most 1/ANSWER of the context is reserved for an answer: Claude Code and opencode ask for 32,000 tokens
@@ -98,13 +110,22 @@ class Scene:
         pairs = enumerate(paired(self))
         return tuple((at, message, first) for at, (message, first) in pairs if message is not first)
 
+    @cached_property
+    def told(self) -> Mapping[str, str]:
+        """What the notes in this request tell, by place; of several about one place, the last counts."""
+        notes = carried(self.now, self.before, self.common)
+        return {
+            place: text for at in sorted(notes) for note in notes[at] for place, text in note.told.items()
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Fact:
     """A fact that an edit took out of its place, to be told in the newest user message."""
 
     place: str  # identifies the fact: it replaces one told earlier under the same place
-    text: str
+    text: str  # as the note tells it
+    current: str | None = None  # what counts there from now on, if that is not the note's text
 
 
 class Rule(Protocol):
@@ -313,12 +334,8 @@ def _says(reply: Doc, said: str) -> bool:
 
 OPENING: Final = "<system-reminder>"
 CLOSING: Final = "</system-reminder>"
-HEADING: Final = (
-    "Parts of what stands further up have changed since. What follows is current, and replaces it there:"
-)
+HEADING: Final = "Changed since. This replaces what stands further up:"
 _BETWEEN: Final = "\n\n"
-
-Notes = dict[int, tuple[str, ...]]
 
 
 def note_edits(
@@ -328,17 +345,20 @@ def note_edits(
 
     A message that has its notes already stays unchanged.
     """
-    notes = carried(layout, before, common)
+    notes = dict(carried(layout, before, common))
     at = place(layout, common)
     if facts and at is not None:
         notes[at] = (*notes.get(at, ()), note(facts))
     return [*_behind(layout, notes)], notes
 
 
-def note(facts: Sequence[Fact]) -> str:
+def note(facts: Sequence[Fact]) -> Note:
     """Return one block with all facts. Of two facts with the same place, the later one counts."""
-    texts = {fact.place: fact.text for fact in facts}.values()
-    return f"{OPENING}\n{_BETWEEN.join((HEADING, *texts))}\n{CLOSING}"
+    latest = {fact.place: fact for fact in facts}
+    text = f"{OPENING}\n{_BETWEEN.join((HEADING, *(fact.text for fact in latest.values())))}\n{CLOSING}"
+    return Note(
+        text, {place: fact.text if fact.current is None else fact.current for place, fact in latest.items()}
+    )
 
 
 def place(layout: Layout, common: int) -> int | None:
@@ -383,11 +403,11 @@ def has_been_here(layout: Layout, before: Conversation | None, common: int) -> b
 
 
 def _behind(layout: Layout, notes: Notes) -> Iterator[Edit]:
-    for at, texts in notes.items():
+    for at, told in notes.items():
         end = _end(layout.messages[at])
         if end is None:
             continue
-        missing = [text for text in texts if text not in end.text]
+        missing = [note.text for note in told if note.text not in end.text]
         if missing:
             yield Edit(end.path, end.text, _BETWEEN.join(filter(None, (end.text, *missing))))
 

@@ -96,7 +96,7 @@ def changed(scene: Scene) -> Iterator[tuple[str, Message, Message]]:
 
     Pruned results belong to another rule (`PrunedResults`), which knows whether there is room for them.
     """
-    noted = {which.partition(".")[0] for which in scene.before.noted} if scene.before else set[str]()
+    noted = {which.partition(".")[0] for which in scene.told}
     for where, message, first in pairs(scene, all_of_them=bool(noted)):
         same_texts = message is first or message.has_texts_of(first)
         if where in noted or not (same_texts or pruned(message, first)):
@@ -161,22 +161,11 @@ def telling(scene: Scene, which: str, text: str, stands: str | None) -> Iterator
 
     `stands`: what the model reads in the fact's own place; None if nothing stands there.
     """
-    if last_noted(scene, which, stands) == text:
+    if scene.told.get(which, stands) == text:
         return
     if text == stands and has_been_here(scene.now, scene.before, scene.common):
         return  # the fact did not change back to its first value: our edit did that
     yield Fact(which, text)
-
-
-def last_noted(scene: Scene, which: str, stands: str | None) -> str | None:
-    """Return what the model last read of a fact. None: unknown, because the request lacks some notes."""
-    before = scene.before
-    if before is None or which not in before.noted:
-        return stands
-    came = len(carried(scene.now, before, scene.common))
-    if came == len(before.notes):
-        return before.noted[which]
-    return None if came else stands
 
 
 def read_anywhere(scene: Scene, text: str) -> bool:
@@ -186,7 +175,9 @@ def read_anywhere(scene: Scene, text: str) -> bool:
     along = (first for _, _, first in pairs(scene))
     fresh = (scene.now.messages[at] for at in new(scene))
     return any(text in piece.text for message in (*along, *fresh) for piece in message.texts) or any(
-        text in note for told in carried(scene.now, scene.before, scene.common).values() for note in told
+        text in note.text
+        for notes in carried(scene.now, scene.before, scene.common).values()
+        for note in notes
     )
 
 
@@ -377,9 +368,8 @@ def _whole(scene: Scene, where: str, message: Message, first: Message) -> Iterat
 
 
 def _outdated(scene: Scene, which: str, span: TextSpan, stands: str | None) -> Iterator[Fact]:
-    outdated = last_noted(scene, which, stands) != span.inner
-    noted = scene.before is not None and which in scene.before.noted
-    if outdated and (noted or not read_anywhere(scene, span.inner)):
+    outdated = scene.told.get(which, stands) != span.inner
+    if outdated and (which in scene.told or not read_anywhere(scene, span.inner)):
         yield from telling(scene, which, span.inner, stands)
 
 
@@ -401,7 +391,7 @@ def _spans(message: Message) -> dict[str, TextSpan]:
 
 # Characters. OpenClaw's note after the part that it keeps has 90, opencode's 70; two such lines fit.
 MARKER: Final = 240
-# Characters. Hermes summarizes results longer than this, and to restore shorter ones gains nothing.
+# Characters. Hermes summarizes results longer than this, and to restore shorter texts gains nothing.
 LEAST: Final = 200
 # `[NAME of the tool] what it did`: Hermes keeps commands up to 80 characters, and paths.
 _SUMMARY: Final = re.compile(r"\[[A-Za-z_][\w.-]{0,63}\] \S[^\n]*")
@@ -412,17 +402,50 @@ Result = tuple[Text, ...]  # the texts of one call's result
 
 
 def common(old: Layout, new: Layout) -> int:
-    """Count the first messages after the system text that are the same, or the same apart from prunes.
+    """Count the first messages after the system text that are the same, or that the client has shortened.
 
     This is cheap where texts are equal: only messages that differ are examined.
     """
-    pairs = zip(old.messages[old.lead :], new.messages[new.lead :], strict=False)
+    return _common(old.messages[old.lead :], new.messages[new.lead :])
+
+
+def spoken_common(old: Layout, new: Layout) -> int:
+    """Count the first messages that are the same if system messages are left out on both sides."""
+    return _common(*([m for m in side.messages if m.role is not Role.SYSTEM] for side in (old, new)))
+
+
+def _common(was: Sequence[Message], now: Sequence[Message]) -> int:
     count = 0
-    for one, other in pairs:
-        if not same(one, other) and not pruned(other, one):
+    for one, other in zip(was, now, strict=False):
+        if not continues(other, one, newest=count + 1 == len(now)):
             break
         count += 1
     return count
+
+
+def continues(now: Message, first: Message, *, newest: bool) -> bool:
+    """Whether `now` is the message that was sent as `first`: the same, or shortened since by the client."""
+    return same(now, first) or bool(pruned(now, first)) or (not newest and bool(unwrapped(now, first)))
+
+
+def unwrapped(now: Message, first: Message) -> tuple[Edit, ...]:
+    """Return the edits that put back what a client had put around the user's words at first.
+
+    There are none if the messages differ otherwise.
+    """
+    if now.role is not Role.USER or first.role is not Role.USER or len(now.texts) != len(first.texts):
+        return ()
+    if now.media != first.media or now.answers or first.answers:
+        return ()
+    edits: list[Edit] = []
+    for text, was in zip(now.texts, first.texts, strict=True):
+        words = text.text.strip()
+        if text.text == was.text:
+            continue
+        if not words or words not in was.text or len(was.text) - len(words) < LEAST:
+            return ()
+        edits.append(Edit(text.path, text.text, was.text))
+    return tuple(edits)
 
 
 def pruned(now: Message, first: Message) -> tuple[Edit, ...]:
@@ -612,11 +635,11 @@ class PrunedResults:
             if found := pruned(message, first):
                 edits += found
                 grown += len(first.said) - len(message.said)
-        if edits and _fits(scene, grown):
+        if edits and fits(scene, grown):
             yield from edits
 
 
-def _fits(scene: Scene, grown: int) -> bool:
+def fits(scene: Scene, grown: int) -> bool:
     """Whether the prompt has room for `grown` more characters, as estimated from characters per token."""
     room, before = scene.room, scene.before
     if room is None or before is None:

@@ -42,7 +42,6 @@ class Session:
             sent=outcome.layout,
             at=0.0,
             notes=outcome.notes,
-            noted=outcome.noted,
         )
         return outcome
 

@@ -20,7 +20,7 @@ def test_every_rule_name_has_one_rule_with_a_description():
 def test_rules_that_move_text_only_observe_by_default():
     moving = {"date", "clock", "cwd", "git_status", "environment", "memory_file", "countdown", "reminders"}
     observing = {name.value for name, mode in DEFAULTS.items() if mode is Mode.OBSERVE}
-    assert observing == moving | {"reasoning", "pruned_results"}
+    assert observing == moving | {"reasoning", "pruned_results", "refreshed_context"}
     assert Mode.OFF not in DEFAULTS.values()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from slotkeeper.api.head import Api
-from slotkeeper.conversation.layout import Conversation, Who, edited
+from slotkeeper.conversation.layout import Conversation, Notes, Who, edited
 from slotkeeper.conversation.rules import base
 from slotkeeper.conversation.rules.base import Fact, note, note_edits
 from unit.conversation.rules.scenes import call, called, laid_out, result, system, user
@@ -34,7 +34,7 @@ def with_notes(
     return edited(doc, edits)
 
 
-def conversation(doc: Doc, told: dict[int, tuple[str, ...]]) -> Conversation:
+def conversation(doc: Doc, told: Notes) -> Conversation:
     layout = laid_out(doc)
     return Conversation(1, Who("client"), layout, layout, 0.0, notes=told)
 
@@ -44,8 +44,8 @@ def noted_in(doc: Doc) -> list[int]:
 
 
 def test_a_note_is_one_block_with_a_heading_and_the_latest_fact_of_each_place():
-    text = note([DAY, FILE])
-    assert text.startswith("<system-reminder>\nParts of what stands further up have changed since.")
+    text = note([DAY, FILE]).text
+    assert text.startswith("<system-reminder>\nChanged since. This replaces what stands further up:")
     assert text.endswith(
         "\n\nCurrent date: 2026-11-22\n\nInstructions from: AGENTS.md\n- Test.\n</system-reminder>"
     )
@@ -69,10 +69,10 @@ def test_a_fact_is_noted_in_the_newest_message_that_can_carry_a_note(behind, com
     doc = chat(*behind)
     told = with_notes(doc, DAY, common=common)
     assert noted_in(told) == [place]
-    assert told["messages"][place]["content"] == f"{doc['messages'][place]['content']}\n\n{note([DAY])}"
+    assert told["messages"][place]["content"] == f"{doc['messages'][place]['content']}\n\n{note([DAY]).text}"
 
 
-LOOK, TOLD = f"Fix it.\n\n{note([DAY])}", f"import os\n\n{note([DAY])}"
+LOOK, TOLD = f"Fix it.\n\n{note([DAY]).text}", f"import os\n\n{note([DAY]).text}"
 USE = {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "read", "input": {}}]}
 USED = {"type": "tool_result", "tool_use_id": "c1"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "read", "arguments": "{}"}
@@ -87,7 +87,7 @@ def parts(*texts: str) -> Doc:
     ("api", "before", "newest", "noted_newest"),
     [
         (Api.CHAT, [], parts("Now.", "Fix it."), parts("Now.", LOOK)),
-        (Api.CHAT, [], {**ASKED, "content": ""}, {**ASKED, "content": note([DAY])}),
+        (Api.CHAT, [], {**ASKED, "content": ""}, {**ASKED, "content": note([DAY]).text}),
         (
             Api.MESSAGES,
             [ASKED, USE],
@@ -118,7 +118,7 @@ def test_an_earlier_note_stays_in_its_message():
     doc = chat(SAID, NEXT, SAID, NEXT)
     edits, kept = note_edits(laid_out(doc), before, 3, [])
     told = edited(doc, edits)
-    assert told["messages"][3]["content"] == f"Next.\n\n{note([DAY])}"
+    assert told["messages"][3]["content"] == f"Next.\n\n{note([DAY]).text}"
     assert noted_in(told) == [3]
     assert kept == {3: (note([DAY]),)}
 
@@ -126,7 +126,10 @@ def test_an_earlier_note_stays_in_its_message():
 def test_a_new_note_follows_the_earlier_notes_of_its_message():
     before = conversation(chat(), {1: (note([DAY]),)})
     edits, kept = note_edits(laid_out(chat()), before, 1, [FILE])
-    assert edited(chat(), edits)["messages"][1]["content"] == f"Fix it.\n\n{note([DAY])}\n\n{note([FILE])}"
+    assert (
+        edited(chat(), edits)["messages"][1]["content"]
+        == f"Fix it.\n\n{note([DAY]).text}\n\n{note([FILE]).text}"
+    )
     assert kept == {1: (note([DAY]), note([FILE]))}
 
 
