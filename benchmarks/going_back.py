@@ -1,16 +1,21 @@
 """Users who go back: conversations whose turns are edited at random depths, as prompts of random tokens.
 
-Each trace takes a source of randomness and gives the requests of one session, in order.
+Each trace takes a source of randomness and gives the requests of one session, in order. `at_once` does so
+with recorded sessions of agents.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from benchmarks.simulator.load import LoadProfile
 from slotkeeper.scheduler.prompts.tokens import EMPTY, Tokens
 
+AGENTS: Final = 6  # recorded sessions that run at once
+BEGIN_WITHIN_SECONDS: Final = 30.0  # all of them begin within this time
 TURNS: Final = 12  # of each conversation, followed by as many edits
 SYSTEM: Final = 1500  # tokens
 # tokens that a template puts behind a reply; the engine has not evaluated them when the reply ends
@@ -25,6 +30,7 @@ class Request:
     boundary: int  # token at which the last user message begins
     prompt: Tokens
     end: Tokens  # the prompt and the reply
+    chat: str  # the conversation that it belongs to
 
 
 @dataclass
@@ -34,6 +40,7 @@ class Chat:
     rng: random.Random
     system: Tokens
     thinks: bool = False
+    name: str = ""
     turns: list[Turn] = field(default_factory=list)
     left: list[list[Turn]] = field(default_factory=list)
 
@@ -49,7 +56,8 @@ class Chat:
         user, reply = self.text(40, 400), self.text(100, 1500)
         self.turns.append((user, thoughts, reply))
         prompt = history + user
-        return Request(at=at, boundary=len(history), prompt=prompt, end=prompt + thoughts + reply)
+        end = prompt + thoughts + reply
+        return Request(at=at, boundary=len(history), prompt=prompt, end=end, chat=self.name)
 
     def edit(self) -> None:
         """Go back to a random turn; the next request replaces it."""
@@ -96,7 +104,7 @@ def edits_after(
     `returns` is the share of edits that are replaced by continuing an older branch.
     """
     system = _system(rng)
-    talks = [Chat(rng, system, thinks) for _ in range(chats)]
+    talks = [Chat(rng, system, thinks, name=str(number)) for number in range(chats)]
     at, said = 0.0, []
     for chat in talks * TURNS:
         at += _pause(rng)
@@ -111,6 +119,27 @@ def edits_after(
             at += _pause(rng)
             said.append(chat.say(at))
     return said
+
+
+def at_once(rng: random.Random, *, recorded: Sequence[LoadProfile]) -> list[Request]:
+    """Return the requests of some recorded sessions, with their own pauses, as if these ran at once."""
+    said = []
+    for number, session in enumerate(rng.sample(recorded, min(AGENTS, len(recorded)))):
+        begins = rng.uniform(0, BEGIN_WITHIN_SECONDS)
+        for name, begin in session.conversations.items():
+            for turn in begin():
+                prompt = turn.prompt
+                starts = turn.boundaries[-1].at if turn.boundaries else 0
+                said.append(
+                    Request(
+                        at=begins + turn.at,
+                        boundary=min(starts, len(prompt)),
+                        prompt=prompt,
+                        end=prompt + turn.reply,
+                        chat=f"{number}/{name}",
+                    )
+                )
+    return sorted(said, key=lambda request: request.at)
 
 
 def _pause(rng: random.Random) -> float:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
 
+from slotkeeper.bench.rivals import listens
+
 START_SECONDS: Final = 10.0
 CHUNK: Final = 1 << 20
 LAST_CHUNK: Final = b"\r\n0\r\n\r\n"
@@ -151,11 +153,5 @@ async def relay(upstream: str) -> AsyncIterator[Relay]:
 async def listening(port: int) -> None:
     """Wait until a server listens there. Raises TimeoutError."""
     async with asyncio.timeout(START_SECONDS):
-        while True:
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                await asyncio.sleep(0.02)
-            else:
-                writer.close()
-                return
+        while not await listens(port):  # noqa: ASYNC110 - there is no event
+            await asyncio.sleep(0.02)

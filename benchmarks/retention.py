@@ -4,23 +4,29 @@
 saved at the start of each user message and at the end of each reply, as engines need whose files carry no
 checkpoints. The user goes back to a random turn, edits it and continues. The budget holds a third of the
 states that the first twelve turns save: 8 of 24.
+
+`--traces FILE...` plays recorded sessions of agents instead, six at a time; the budget holds a third of all
+their states. Four bytes of text are one token.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Callable, Collection, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rich.progress import track
 from rich.table import Table
 
 from benchmarks.figures import console, keep
-from benchmarks.going_back import SYSTEM, TURNS, Request, edits_after, edits_among, edits_of_it
+from benchmarks.going_back import SYSTEM, TURNS, Request, at_once, edits_after, edits_among, edits_of_it
+from benchmarks.simulator.load import from_files
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.slots.engine_model import (
     EngineTraits,
@@ -35,7 +41,7 @@ from slotkeeper.scheduler.snapshots.retention import evict
 
 FIRST_SEED: Final = 1000  # the rule was chosen on seeds below this one
 SHARE: Final = 3
-TITLE: Final = "prompt tokens computed again in a session, with room for 1/{} of twelve turns; others ÷ LRU"
+TITLE: Final = "prompt tokens computed again in a session, with room for 1/{} of {}; others ÷ LRU"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +55,7 @@ class Kind:
 
 
 Trace = Callable[[random.Random], list[Request]]
+Cases = Mapping[str, tuple[Kind, Trace]]
 Row = dict[str, Any]
 
 EQUAL: Final = Kind(
@@ -57,7 +64,7 @@ EQUAL: Final = Kind(
 MIXED: Final = replace(EQUAL, state_bytes=20_000_000, token_bytes=10_000)
 DENSE: Final = Kind(traits=EngineTraits(memory=Memory.DENSE), state_bytes=0, token_bytes=100_000, golden=True)
 
-CASES: Final[dict[str, tuple[Kind, Trace]]] = {
+CASES: Final[Cases] = {
     "hybrid: edits among 12 turns": (EQUAL, edits_among),
     "hybrid: edits of 12 turns": (EQUAL, edits_of_it),
     "edits of 12 turns, thoughts stripped": (EQUAL, partial(edits_of_it, thinks=True)),
@@ -69,6 +76,8 @@ CASES: Final[dict[str, tuple[Kind, Trace]]] = {
     "dense: two conversations": (DENSE, partial(edits_after, chats=2)),
     "dense: the same, 1 in 2 goes back": (DENSE, partial(edits_after, chats=2, returns=0.5)),
 }
+
+RECORDED: Final = {"hybrid": EQUAL, "mixed sizes": MIXED, "dense": replace(DENSE, golden=False)}
 
 
 # -- rules of eviction ------------------------------------------------------------------------------
@@ -189,6 +198,44 @@ def workflow(asked: Asked) -> list[SnapshotId]:
     return _first(asked, lambda s: (-steps(s), _recency(s)))
 
 
+def time_to_live(asked: Asked, rate: float) -> list[SnapshotId]:
+    """Evict as Continuum does (arXiv 2511.02230, 4): states whose time to live is over, oldest used first.
+
+    The newest state of a conversation lives until its next request, and at most for the seconds that gain
+    most: the chance that a pause ends by then, times the seconds of prefill at `rate` tokens a second, less
+    these seconds themselves (equation 2; with one slot nobody queues). If all live, the conversation that
+    began last gives way. Chances are those of all pauses so far, from the first on: the paper waits for 100
+    of a tool, and leaves a user's pause out.
+    """
+    newest = {request.chat: request for request in asked.past}
+    order = {chat: number for number, chat in enumerate(newest)}
+    pauses = sorted(_pauses(asked.past))
+    lives = {
+        request.end: order[chat]
+        for chat, request in newest.items()
+        if request.at + _worthwhile(pauses, len(request.end) / rate) >= asked.now
+    }
+    return _first(asked, lambda s: (s.tokens in lives, -lives.get(s.tokens, 0), _recency(s)))
+
+
+def _pauses(past: Sequence[Request]) -> Iterator[float]:
+    """Yield the seconds between two requests of one conversation."""
+    before: dict[str, float] = {}
+    for request in past:
+        if request.chat in before:
+            yield request.at - before[request.chat]
+        before[request.chat] = request.at
+
+
+def _worthwhile(pauses: Sequence[float], gain: float) -> float:
+    """Return for how many seconds a state is kept that saves `gain` seconds; `pauses` are sorted."""
+
+    def value(seconds: float) -> float:
+        return bisect_right(pauses, seconds) / len(pauses) * gain - seconds
+
+    return max((0.0, *pauses), key=value) if pauses else 0.0
+
+
 def sparse(asked: Asked) -> list[SnapshotId]:
     """Keep the states of the newest path that an exact search prefers (arXiv 2605.05219), then recent ones.
 
@@ -255,6 +302,7 @@ class Policy(NamedTuple):
 OURS: Final = "by value"
 LRU: Final = "least recently used"
 WEIGHTS: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
+RATES: Final = (10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)  # tokens a second
 SHARES: Final = (0.5, 0.7, 0.85, 1.0)  # 0.85 is the example in the pull request
 POLICIES: Final[dict[str, Policy]] = {
     LRU: Policy(oldest_used),
@@ -265,13 +313,14 @@ POLICIES: Final[dict[str, Policy]] = {
     "with foresight": Policy(foresight),
     "all kept": Policy(lambda _: []),  # computed again are then only tokens of states that were never saved
 }
-# With the best weight of each case: Marconi's paper tunes it on the work itself.
+# With the best weight, or rate, of each case: Marconi's paper tunes it on the work itself.
 TUNED: Final[dict[str, list[Policy]]] = {
     "Marconi": [Policy(partial(flop_aware, weight=weight)) for weight in WEIGHTS],
     "Marconi, admission too": [
         Policy(partial(flop_aware, weight=weight), selects=True) for weight in WEIGHTS
     ],
     "SegLen": [Policy(partial(segment_length, weight=weight)) for weight in SHARES],
+    "Continuum": [Policy(partial(time_to_live, rate=rate)) for rate in RATES],
 }
 
 
@@ -348,10 +397,11 @@ def play(kind: Kind, requests: Sequence[Request], policy: Policy, budget: int) -
     return desk
 
 
-def measure(name: str, seeds: Sequence[int], share: int) -> Row:
-    kind, trace = CASES[name]
+def measure(name: str, case: tuple[Kind, Trace], seeds: Sequence[int], share: int, most: int | None) -> Row:
+    """Return a row of the table; the budget is a part of the states of the first `most` requests."""
+    kind, trace = case
     sessions = [trace(random.Random(seed)) for seed in seeds]
-    budgets = [play(kind, each[:TURNS], POLICIES["all kept"], 0).most // share for each in sessions]
+    budgets = [play(kind, each[:most], POLICIES["all kept"], 0).most // share for each in sessions]
 
     def computed_again(policy: Policy) -> list[int]:
         pairs = zip(sessions, budgets, strict=True)
@@ -369,9 +419,9 @@ def measure(name: str, seeds: Sequence[int], share: int) -> Row:
     }
 
 
-def table(rows: Sequence[Row], share: int) -> Table:
+def table(rows: Sequence[Row], share: int, whole: str) -> Table:
     others = [rule for rule in rows[0]["computed_again"] if rule != LRU]
-    shown = Table("case", LRU, *others, "seeds no worse", title=TITLE.format(share))
+    shown = Table("case", LRU, *others, "seeds no worse", title=TITLE.format(share, whole))
     for row in rows:
         found, seeds = row["computed_again"], row["seeds"]
         ratios = (f"{found[rule] / max(1, found[LRU]):.2f}" for rule in others)
@@ -385,12 +435,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--first", type=int, default=FIRST_SEED)
     parser.add_argument("--share", type=int, default=SHARE, help="the budget is one part in this number")
+    parser.add_argument("--traces", nargs="+", type=Path, default=[], metavar="FILE")
     chosen = parser.parse_args(arguments)
     seeds = range(chosen.first, chosen.first + chosen.seeds)
-    cases = track(CASES, "cases", console=console, transient=True)
-    rows = [measure(name, seeds, chosen.share) for name in cases]
-    console.print(table(rows, chosen.share))
-    keep("retention", {"share": chosen.share, "first_seed": chosen.first, "cases": rows})
+    cases, whole = CASES, "twelve turns"
+    most: int | None = TURNS
+
+    if chosen.traces:
+        recorded = partial(at_once, recorded=[from_files([path]) for path in chosen.traces])
+        cases = {f"recorded, {name}": (kind, recorded) for name, kind in RECORDED.items()}
+        most, whole = None, "all states"
+    shown = track(cases.items(), "cases", console=console, transient=True)
+    rows = [measure(name, case, seeds, chosen.share, most) for name, case in shown]
+    console.print(table(rows, chosen.share, whole))
+    name = "retention-recorded" if chosen.traces else "retention"
+    keep(name, {"share": chosen.share, "first_seed": chosen.first, "cases": rows})
     return 0
 
 

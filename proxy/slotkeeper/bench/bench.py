@@ -1,5 +1,7 @@
 """`slotkeeper bench`: one recorded piece of agents' work on the user's own engine, stock beside Slotkeeper.
 
+Rivals, which are other proxies, may play it too.
+
 Two agents with one system prompt call tools in turn, and their client asks for titles; the agents write the
 time into the system prompt anew for their second task, as many do. Each round plays this once by every way,
 in random order. All tokens are the engine's own counts, all times the client's clock.
@@ -27,12 +29,13 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from slotkeeper import __version__
 from slotkeeper.bench.consumption import Meter, Used
 from slotkeeper.bench.demo import agents
-from slotkeeper.bench.lab import served
+from slotkeeper.bench.lab import Served, served
 from slotkeeper.bench.measure import Sample, impossible, notes, times_of, totals
+from slotkeeper.bench.rivals import SILENCE_SECONDS, Rival, RivalError, serving
 from slotkeeper.bench.target import CHAT, Script, Shot, Target, play
 from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.engine.child.launch import EngineBinary, free_port
-from slotkeeper.engine.child.process import EngineProcess
+from slotkeeper.engine.child.process import EngineDiedError, EngineProcess
 from slotkeeper.engine.client import EngineClient
 
 QUIET: Final = ("--log-level", "error")
@@ -67,6 +70,9 @@ class Way(StrEnum):
         return {Way.OBSERVE: "observe", Way.FIX: "fix"}.get(self)
 
 
+AnyWay = Way | Rival
+
+
 class BenchError(Exception):
     """The work cannot be done; the message says why, and what to do."""
 
@@ -85,16 +91,18 @@ class OwnEngine:
 
     binary: EngineBinary
     words: Sequence[str]  # the model, and the user's own flags
-    advised: Callable[[Path], tuple[Sequence[str], str]]  # all flags as `up` chooses them, and the URL
+    # All flags as `up` chooses them, with further ones at the end, and the URL
+    advised: Callable[[Path, Sequence[str]], tuple[Sequence[str], str]]
 
     ways = tuple(Way)
 
     @asynccontextmanager
-    async def running(self, way: Way, folder: Path) -> AsyncIterator[Running]:
+    async def running(self, way: AnyWay, folder: Path) -> AsyncIterator[Running]:
         """Start the engine. Raises EngineDiedError."""
         slots = folder / "slots"
         slots.mkdir(mode=0o700)
-        args, base = self._plain() if way is Way.STOCK else self.advised(slots)
+        needed = way.engine if isinstance(way, Rival) else ()
+        args, base = self._plain() if way is Way.STOCK else self.advised(slots, needed)
         process = EngineProcess(self.binary, args, base=base, log=folder / "engine.log")
         process.start()
         try:
@@ -123,7 +131,7 @@ class FoundEngine:
     ways = (Way.STOCK, Way.OBSERVE, Way.FIX)
 
     @asynccontextmanager
-    async def running(self, way: Way, folder: Path) -> AsyncIterator[Running]:  # noqa: ARG002
+    async def running(self, way: AnyWay, folder: Path) -> AsyncIterator[Running]:  # noqa: ARG002
         yield Running(base=self.base)
 
     def slot_dir(self, folder: Path) -> Path | None:  # noqa: ARG002
@@ -139,6 +147,8 @@ class Leg:
 
     samples: list[Sample]
     used: Used
+    slots: int | None = None  # of its engine
+    started: bool = True
 
 
 @dataclass(slots=True, kw_only=True)
@@ -146,7 +156,7 @@ class Bench:
     """All that was measured so far."""
 
     engine: Mapping[str, str]  # what it says of itself
-    legs: dict[Way, list[Leg]] = field(default_factory=dict)
+    legs: dict[AnyWay, list[Leg]] = field(default_factory=dict)
 
     @property
     def rounds(self) -> int:
@@ -169,15 +179,18 @@ def figures(legs: Sequence[Leg]) -> dict[str, Any]:
     """Return the figures of one way. None: unknown. Times are in seconds, sums over all rounds."""
     samples = [sample for leg in legs for sample in leg.samples]
     found = totals(samples, times_of(samples))
+    answered = found.failed < found.requests
     return {
+        "slots": min((leg.slots for leg in legs if leg.slots), default=None),
         "requests": found.requests,
         "failed": found.failed,
-        "prompt_tokens": found.prompt,
-        "computed_tokens": found.computed,
-        "least_tokens": found.oracle,
+        "not_started": sum(not leg.started for leg in legs) or None,
+        "prompt_tokens": found.prompt if answered else None,
+        "computed_tokens": found.computed if answered else None,
+        "least_tokens": found.oracle if answered else None,
         "waited_ratio": found.sums.waited,
         "total_ratio": found.total,
-        "waited_seconds": found.waits.waited_seconds,
+        "waited_seconds": found.waits.waited_seconds if answered else None,
         "first_token_p50": found.waits.first_token_p50,
         "first_token_p95": found.waits.first_token_p95,
         "stall_seconds": found.waits.stall_seconds,
@@ -195,12 +208,13 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-async def bench(engine: Engine, *, minutes: float, console: Console) -> Bench:
+async def bench(engine: Engine, *, minutes: float, console: Console, rivals: Sequence[Rival] = ()) -> Bench:
     """Play rounds until the time is over, at least one. On Ctrl-C return what there is.
 
     Raises BenchError, EngineDiedError.
     """
-    found = Bench(engine={}, legs={way: [] for way in engine.ways})
+    ways: tuple[AnyWay, ...] = (*engine.ways, *rivals)
+    found = Bench(engine={}, legs={way: [] for way in ways})
     until, longest = time.monotonic() + 60 * minutes, 0.0
     columns = (TextColumn("{task.description:<32}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
@@ -208,38 +222,72 @@ async def bench(engine: Engine, *, minutes: float, console: Console) -> Bench:
         with suppress(asyncio.CancelledError):
             while not found.rounds or time.monotonic() + longest <= until:
                 began = time.monotonic()
-                for way in random.sample(engine.ways, len(engine.ways)):
-                    progress.reset(bar, description=f"round {found.rounds + 1}: {way.value}")
+                for way in random.sample(ways, len(ways)):
+                    progress.reset(bar, description=f"round {len(found.legs[way]) + 1}: {way.value}")
                     found.legs[way].append(await _leg(engine, way, found, progress, bar))
                 longest = max(longest, time.monotonic() - began)
-    if sum(map(bool, found.legs.values())) < LEAST_WAYS:
+    if sum(map(bool, found.legs.values())) < LEAST_WAYS or not any(found.legs[way] for way in engine.ways):
         raise BenchError(
             "Fewer than two ways have played a round to its end, so there is nothing to compare."
         )
     return found
 
 
-async def _leg(engine: Engine, way: Way, found: Bench, progress: Progress, bar: TaskID) -> Leg:
+async def _leg(engine: Engine, way: AnyWay, found: Bench, progress: Progress, bar: TaskID) -> Leg:
+    session = f"round {len(found.legs[way]) + 1}"
+    try:
+        return await _played(engine, way, found, session, lambda _: progress.advance(bar))
+    except (RivalError, EngineDiedError) as error:
+        if isinstance(way, Way):
+            raise
+        failed = Sample(session=session, label="start", failure=str(error))
+        return Leg(samples=[failed] * _length(), used=Used(), started=False)
+
+
+async def _played(
+    engine: Engine, way: AnyWay, found: Bench, session: str, seen: Callable[[Sample], Any]
+) -> Leg:
+    """Play a round. Raises BenchError, EngineDiedError, RivalError."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slotkeeper-bench-")))
         running = await stack.enter_async_context(engine.running(way, folder))
-        found.engine = found.engine or await _described(engine, running.base)
-        base, sidecar = running.base, None
-        if way.rules is not None:
-            words = ["--rules", f"all={way.rules}"]
-            if slots := engine.slot_dir(folder):
-                words += ["--slot-dir", str(slots)]
-            try:
-                ours = await stack.enter_async_context(served(running.base, [*QUIET, *words]))
-            except TimeoutError:
-                raise BenchError("The sidecar does not serve; `slotkeeper doctor` may say why.") from None
-            base, sidecar = ours.url, ours.pid
-        target = await stack.enter_async_context(Target(base, [running.base]))
+        described, slots = await _described(engine, running.base)
+        base, proxy, silence = running.base, None, None
+        if isinstance(way, Rival):
+            rival = serving(
+                way,
+                upstream=running.base,
+                slots=slots,
+                slot_dir=engine.slot_dir(folder),
+                log=folder / "rival.log",
+            )
+            theirs = await stack.enter_async_context(rival)
+            base, proxy, silence = theirs.url, theirs.pid, SILENCE_SECONDS
+        else:
+            found.engine = found.engine or described
+            if way.rules is not None:
+                ours = await stack.enter_async_context(_sidecar(engine, way, running, folder))
+                base, proxy = ours.url, ours.pid
+        # The engine renders the prompts for the oracle: a rival may not forward such a request.
+        target = Target(base, [running.base], renders=running.base, silence_seconds=silence)
+        await stack.enter_async_context(target)
         await target.fire(WARM_UP)
-        meter = await stack.enter_async_context(Meter(engine=running.pid, sidecar=sidecar))
-        session = f"round {found.rounds + 1}"
-        samples = await play(_script(), target, session=session, seen=lambda _: progress.advance(bar))
-    return Leg(samples=samples, used=meter.used)
+        meter = await stack.enter_async_context(Meter(engine=running.pid, sidecar=proxy))
+        samples = await play(_script(), target, session=session, seen=seen)
+    return Leg(samples=samples, used=meter.used, slots=slots)
+
+
+@asynccontextmanager
+async def _sidecar(engine: Engine, way: Way, running: Running, folder: Path) -> AsyncIterator[Served]:
+    words = ["--rules", f"all={way.rules}"]
+    if slots := engine.slot_dir(folder):
+        words += ["--slot-dir", str(slots)]
+    async with AsyncExitStack() as stack:
+        try:
+            ours = await stack.enter_async_context(served(running.base, [*QUIET, *words]))
+        except TimeoutError:
+            raise BenchError("The sidecar does not serve; `slotkeeper doctor` may say why.") from None
+        yield ours
 
 
 def _script() -> Script:
@@ -258,8 +306,8 @@ def _length() -> int:
     return count
 
 
-async def _described(engine: Engine, base: str) -> dict[str, str]:
-    """Return the engine's build, and its model's name without a path. Raises BenchError."""
+async def _described(engine: Engine, base: str) -> tuple[dict[str, str], int | None]:
+    """Return build and model's name without a path, and the number of slots. Raises BenchError."""
     try:
         async with EngineClient(base) as client:
             props = await client.props()
@@ -270,8 +318,7 @@ async def _described(engine: Engine, base: str) -> dict[str, str]:
     return {
         "build": f"b{build}" if build else str(props.get("build_info") or "unknown"),
         "model": Path(model).name,
-        "slots": str(props.get("total_slots") or "unknown"),
-    }
+    }, props.get("total_slots")
 
 
 def troubles(found: Bench) -> list[str]:
@@ -281,7 +328,7 @@ def troubles(found: Bench) -> list[str]:
 
 
 def code_of(found: Bench) -> int:
-    """Return the exit code: 1 if a request failed, or the figures are impossible."""
-    samples = [leg.samples for legs in found.legs.values() for leg in legs]
-    faulty = (impossible(each, alike=ALIKE_TOKENS) or any(one.failure for one in each) for each in samples)
-    return int(any(faulty))
+    """Return the exit code: 1 if a request failed, except through a rival, or figures are impossible."""
+    legs = [(way, leg.samples) for way, those in found.legs.items() for leg in those]
+    failed = any(sample.failure for way, samples in legs if isinstance(way, Way) for sample in samples)
+    return int(failed or any(impossible(samples, alike=ALIKE_TOKENS) for _, samples in legs))

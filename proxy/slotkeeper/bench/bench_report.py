@@ -43,8 +43,10 @@ def _energy(value: Any) -> str:
 
 
 ROWS: Final = (
+    Row("slots", "slots of the engine", _count),
     Row("requests", "requests", _count),
     Row("failed", "failed", _count),
+    Row("not_started", "rounds in which it did not start", _count),
     Row("waited_seconds", "waited: sum of the times to first tokens", seconds, plotted=True),
     Row("first_token_p50", "time to first token, median", seconds),
     Row("first_token_p95", "time to first token, 95th percentile", seconds),
@@ -56,8 +58,8 @@ ROWS: Final = (
     Row("least_tokens", "least possible", _count),
     Row("written_bytes", "written to disk", _size),
     Row("engine_bytes", "memory of the engine, most", _size),
-    Row("sidecar_bytes", "memory of the sidecar, most", _size),
-    Row("sidecar_seconds", "processor time of the sidecar", seconds),
+    Row("sidecar_bytes", "memory of the proxy, most", _size),
+    Row("sidecar_seconds", "processor time of the proxy", seconds),
     Row("watt_seconds", "energy of the machine", _energy),
 )
 NOTE: Final = (
@@ -79,7 +81,7 @@ def headline(report: Report) -> str:
     engine, machine = report["engine"], report["machine"]
     rounds = "1 round" if report["rounds"] == 1 else f"{report['rounds']} rounds"
     return (
-        f"{engine['model']} on llama-server {engine['build']} with {engine['slots']} slots; "
+        f"{engine['model']} on llama-server {engine['build']}; "
         f"{machine['processor']}, {machine['cores']} cores; {rounds} of the same work by each way; "
         f"Slotkeeper {report['slotkeeper']}, {report['date']}."
     )

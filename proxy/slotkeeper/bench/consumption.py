@@ -8,6 +8,7 @@ Energy is read from the processor's counters (RAPL, which root may read) and fro
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,12 +16,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import orjson
 
 from slotkeeper.runtime.tasks import Tasks
 
+Amount = TypeVar("Amount", int, float)
 LOOK_SECONDS: Final = 0.5  # between two looks at the power of graphics cards
 ANSWER_SECONDS: Final = 5.0  # for a program that tells it
 RAPL: Final = Path("/sys/class/powercap")
@@ -54,44 +56,70 @@ class Used:
 
 
 class Meter:
-    """Measures what an engine and a sidecar consume while a block runs. Use as an async context manager."""
+    """Measures what an engine and a sidecar consume while a block runs. Use as an async context manager.
+
+    A sidecar counts with the processes that it has at the end of the block.
+    """
 
     def __init__(self, *, engine: int | None, sidecar: int | None) -> None:
         """Take the numbers of their processes; None: it runs elsewhere, or there is none."""
         self.used = Used()  # after the block
         self._engine, self._sidecar = engine, sidecar
-        self._before: list[int | None] = []
-        self._seconds: float | None = None
+        self._written: dict[int, int | None] = {}  # by process, before the block
+        self._seconds: dict[int, float | None] = {}
         self._energy = Energy()
 
     async def __aenter__(self) -> Self:
-        self._before, self._seconds = [*map(written_bytes, self._pids)], processor_seconds(self._sidecar)
+        sidecar = family(self._sidecar)
+        self._written = {pid: written_bytes(pid) for pid in self._with_engine(sidecar)}
+        self._seconds = {pid: processor_seconds(pid) for pid in sidecar}
         await self._energy.start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        written = [
-            None if now is None or before is None else now - before
-            for now, before in zip(map(written_bytes, self._pids), self._before, strict=True)
-        ]
-        known = [each for each in written if each is not None]
-        seconds, began = processor_seconds(self._sidecar), self._seconds
+        sidecar = family(self._sidecar)
+        both = self._with_engine(sidecar)
+        written = _summed(_since(written_bytes(pid), self._written.get(pid, 0)) for pid in both)
         self.used = Used(
             engine_bytes=peak_memory_bytes(self._engine),
-            sidecar_bytes=peak_memory_bytes(self._sidecar),
-            sidecar_seconds=None if seconds is None or began is None else seconds - began,
-            written_bytes=sum(known) if known and len(known) == len(written) and self._engine else None,
+            sidecar_bytes=_summed(map(peak_memory_bytes, sidecar)),
+            sidecar_seconds=_summed(
+                _since(processor_seconds(pid), self._seconds.get(pid, 0.0)) for pid in sidecar
+            ),
+            written_bytes=written if self._engine else None,
             watt_seconds=await self._energy.stop(),
         )
 
-    @property
-    def _pids(self) -> list[int]:
-        return [pid for pid in (self._engine, self._sidecar) if pid is not None]
+    def _with_engine(self, sidecar: list[int]) -> list[int]:
+        return sidecar if self._engine is None else [self._engine, *sidecar]
+
+
+def _since(now: Amount | None, before: Amount | None) -> Amount | None:
+    return None if now is None or before is None else now - before
+
+
+def _summed(amounts: Iterable[Amount | None]) -> Amount | None:
+    """Return the sum; None if there is none, or one is unknown."""
+    found = list(amounts)
+    known = [amount for amount in found if amount is not None]
+    return sum(known[1:], known[0]) if known and len(known) == len(found) else None
 
 
 # -- processes -------------------------------------------------------------------------------------------
+
+
+def family(pid: int | None) -> list[int]:
+    """Return a process and all that it has started, itself or by another, as far as they still run."""
+    if pid is None:
+        return []
+    found = [pid]
+    for each in found:  # it grows meanwhile
+        for task in Path(f"/proc/{each}/task").glob("*/children"):
+            with suppress(OSError):
+                found += map(int, task.read_text().split())
+    return found
 
 
 def peak_memory_bytes(pid: int | None) -> int | None:
@@ -105,10 +133,14 @@ def written_bytes(pid: int) -> int | None:
 
 
 def processor_seconds(pid: int | None) -> float | None:
-    """Return the seconds that all threads of a process have run. psutil's `cpu_times` would be too coarse."""
-    tasks = list(Path(f"/proc/{pid}/task").glob("*/schedstat"))
-    with suppress(OSError, ValueError, IndexError):
-        return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9 if tasks else None
+    """Return the seconds that all threads of a process have run, also those that ended; None: unknown.
+
+    By its CPU clock (Linux): /proc counts either in hundredths, or only the threads that still run.
+    """
+    clock = ctypes.c_int()
+    with suppress(AttributeError, OSError):
+        if pid is not None and ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock)) == 0:
+            return time.clock_gettime(clock.value)
     return None
 
 

@@ -251,7 +251,7 @@ def notes(samples: Samples, *, alike: int = 0) -> Iterator[str]:
             yield from _failures(found)
         if summary.uncounted:
             yield f"{summary.uncounted} answers of {server} have no oracle: they are in no ratio."
-        if not summary.idle_known:
+        if not summary.idle_known and summary.failed < summary.requests:
             yield (
                 f"{server} does not report all tokens that its engine computes: no total. Start the engine "
                 "with --metrics, or name it with --engine."

@@ -109,8 +109,19 @@ class Target:
     It sends one request at a time, so that the oracle knows their order, unless it does not watch.
     """
 
-    def __init__(self, base: str, engines: Sequence[str] = (), *, watches: bool = True) -> None:
+    def __init__(
+        self,
+        base: str,
+        engines: Sequence[str] = (),
+        *,
+        watches: bool = True,
+        renders: str | None = None,
+        silence_seconds: float | None = None,
+    ) -> None:
         """`engines` are the URLs whose counters are read; without them the server's own /metrics is read.
+
+        `renders`: the URL that renders prompts, if not the server itself. `silence_seconds`: after which a
+        request has failed; None: a prefill has no limit.
 
         Unless it `watches`, neither the oracle nor idle tokens are known, nothing is sent to the server
         between two requests, and requests may be sent at the same time.
@@ -120,9 +131,10 @@ class Target:
         self.counter = Counter(engines or (self.base,))
         self.oracle = Oracle()
         self._counted: int | None = 0  # the counter after the last request
-        self._engine = EngineClient(self.base)
+        self._engine = EngineClient(renders or self.base)
         # llama-server closes a connection after a stream, although it announces keep-alive.
-        self._http = httpx.AsyncClient(timeout=PATIENT, headers={"Connection": "close"})
+        timeout = httpx.Timeout(silence_seconds, connect=PATIENT.connect)
+        self._http = httpx.AsyncClient(timeout=timeout, headers={"Connection": "close"})
         self._exits = AsyncExitStack()
 
     def __repr__(self) -> str:

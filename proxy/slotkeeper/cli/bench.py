@@ -16,11 +16,13 @@ from slotkeeper.bench.bench import (
     Engine,
     FoundEngine,
     OwnEngine,
+    Way,
     bench,
     code_of,
     troubles,
 )
 from slotkeeper.bench.measure import wide_console
+from slotkeeper.bench.rivals import Rival, rival_of
 from slotkeeper.cli.up import header_of, launch_plan
 from slotkeeper.engine.child.launch import NoEngineError, find_engine
 from slotkeeper.engine.child.process import EngineDiedError
@@ -35,22 +37,25 @@ def measure(
     engine: str | None,
     slot_dir: Path | None,
     more: Sequence[str],
+    rivals: Sequence[str],
     minutes: float,
     report: Path,
     run_loop: Callable[[Awaitable[Any]], Any],
 ) -> int:
     """Measure, print the table and write the report. Returns the exit code. Raises UsageError."""
     measured = _engine(model=model, upstream=upstream, engine=engine, slot_dir=slot_dir, more=more)
+    others = _rivals(rivals, measured)
     if not report.absolute().parent.is_dir():
         raise UsageError(f"--report: there is no folder {report.absolute().parent}")
     console = wide_console()
     console.print(
-        f"The same work by {len(measured.ways)} ways, round after round for {minutes:g} minutes. "
+        f"The same work by {len(measured.ways) + len(others)} ways, "
+        f"round after round for {minutes:g} minutes. "
         "Ctrl-C ends it, and keeps the whole rounds; of the first, all ways that have ended.",
         highlight=False,
     )
     try:
-        found = run_loop(bench(measured, minutes=minutes, console=console))
+        found = run_loop(bench(measured, minutes=minutes, console=console, rivals=others))
     except (BenchError, NoEngineError, EngineDiedError) as error:
         console.print(str(error), style="red", markup=False, highlight=False)
         return 1
@@ -109,12 +114,25 @@ def _engine(
         )
     header_of(model)
 
-    def advised(slots: Path) -> tuple[Sequence[str], str]:
+    def advised(slots: Path, needed: Sequence[str]) -> tuple[Sequence[str], str]:
         settings = Settings(upstream=("http://127.0.0.1:1",), slot_dir=slots)
-        plan = launch_plan(settings, model, engine, slots=SLOTS, context_tokens=CONTEXT_TOKENS, extra=more)
+        words = [*more, *needed]
+        plan = launch_plan(settings, model, engine, slots=SLOTS, context_tokens=CONTEXT_TOKENS, extra=words)
         return plan.args, plan.flags.base
 
     try:
         return OwnEngine(binary=find_engine(engine), words=("--model", str(model), *more), advised=advised)
     except NoEngineError as error:
         raise UsageError(f"--engine: {error}") from None
+
+
+def _rivals(texts: Sequence[str], engine: Engine) -> list[Rival]:
+    """Return the rivals to measure. Raises UsageError."""
+    found = list(map(rival_of, texts))
+    names = [*(way.value for way in Way), *(rival.value for rival in found)]
+    for rival in found:
+        if not rival.value or names.count(rival.value) > 1:
+            raise UsageError(f"--rival: each needs a name of its own, not {rival.value!r}")
+        if isinstance(engine, FoundEngine) and engine.folder is None and "slot_dir" in rival.places:
+            raise UsageError(f"--rival {rival.value}: it needs --slot-dir")
+    return found

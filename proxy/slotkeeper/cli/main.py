@@ -324,10 +324,15 @@ Slotkeeper, in turn until the time is over. Nothing leaves this machine, and the
 BENCH_EPILOG: Final = """\
 Example: slotkeeper bench --model model.gguf -- -ngl 99
          slotkeeper bench --upstream http://127.0.0.1:8080 --slot-dir /var/cache/slots
+         slotkeeper bench --model model.gguf --rival hearth-llm
+         slotkeeper bench --model model.gguf --rival 'mine=./proxy.sh {upstream} {port} {slot_dir}'
          slotkeeper bench --compare monday.json tuesday.json
 Next:    open slotkeeper-bench.html, or paste the Markdown beside it
-Exit code 1 if a request failed or the figures are impossible. Ctrl-C keeps the whole rounds so far, and
-of the first one the ways that have ended.
+A rival is another proxy between the clients and an engine with the best flags. Its command names {upstream}
+(the engine's URL) and {port} (of 127.0.0.1, to listen on), and may name {slots} and {slot_dir} (the engine's
+--slot-save-path). Known by name, once installed as `slotkeeper docs benchmarks` says: hearth-llm, proxycache.
+Exit code 1 if a request failed, except through a rival, or the figures are impossible. Ctrl-C keeps the whole
+rounds so far, and of the first one the ways that have ended.
 """
 
 
@@ -354,6 +359,7 @@ def _bench(commands: Any) -> None:
             engine=args.engine,
             slot_dir=args.slot_dir,
             more=args.engine_words,
+            rivals=args.rival,
             minutes=args.minutes,
             report=args.report,
             run_loop=run_loop,
@@ -380,6 +386,13 @@ def _bench_flags(parser: argparse.ArgumentParser) -> None:
         "--engine",
         metavar="PATH",
         help="the llama-server for --model (default: the one on PATH, else installed)",
+    )
+    parser.add_argument(
+        "--rival",
+        action="append",
+        default=[],
+        metavar="NAME[=COMMAND]",
+        help="another proxy that plays the same work; may be repeated",
     )
     parser.add_argument(
         "--minutes",

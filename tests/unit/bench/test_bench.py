@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from slotkeeper.bench import bench as module
-from slotkeeper.bench.bench import Bench, BenchError, FoundEngine, Leg, Way, bench, code_of
+from slotkeeper.bench.bench import AnyWay, Bench, BenchError, FoundEngine, Leg, Way, bench, code_of
 from slotkeeper.bench.bench_report import markdown
 from slotkeeper.bench.consumption import Used
 from slotkeeper.bench.measure import Sample
+from slotkeeper.bench.rivals import Rival
 from slotkeeper.scheduler.requests.figures import Usage, usage_of
 
+RIVAL = Rival(value="mine", command=("mine", "{upstream}", "{port}"))
 ENGINE = FoundEngine(base="http://engine")
 QUIET = Console(quiet=True)
 
@@ -38,11 +41,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return passed
 
 
-def play(monkeypatch: pytest.MonkeyPatch, clock: list[float], seconds: Iterator[float | None]) -> list[Way]:
+def play(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float], seconds: Iterator[float | None]
+) -> list[AnyWay]:
     """Have each leg take so many seconds; None: Ctrl-C comes while it runs."""
-    played: list[Way] = []
+    played: list[AnyWay] = []
 
-    async def one(_engine: object, way: Way, *_: object) -> Leg:
+    async def one(_engine: object, way: AnyWay, *_: object) -> Leg:
         took = next(seconds)
         if took is None:
             raise asyncio.CancelledError
@@ -78,15 +83,40 @@ async def test_ctrl_c_in_the_first_round_keeps_the_ways_that_have_ended(monkeypa
     report = (await bench(ENGINE, minutes=60, console=QUIET)).report()
     assert report["rounds"] == 1
     assert set(report["ways"]) == {way.value for way in played}
-    assert "1 round of the same work" in markdown(
-        report | {"engine": dict.fromkeys(("model", "build", "slots"), "x")}
-    )
+    assert "1 round of the same work" in markdown(report | {"engine": dict.fromkeys(("model", "build"), "x")})
 
 
 async def test_with_only_one_way_there_is_nothing_to_compare(monkeypatch, clock):
     play(monkeypatch, clock, iter([10.0, None]))
     with pytest.raises(BenchError, match="nothing to compare"):
         await bench(ENGINE, minutes=60, console=QUIET)
+
+
+async def test_rivals_play_every_round(monkeypatch, clock):
+    played = play(monkeypatch, clock, iter([10.0] * 8))
+    found = await bench(ENGINE, minutes=1, console=QUIET, rivals=[RIVAL])
+    assert found.rounds == 2 - (len(played) == 4)
+    assert set(played) == {*ENGINE.ways, RIVAL}
+    assert list(found.report()["ways"]) == [*(way.value for way in ENGINE.ways), "mine"]
+
+
+async def test_rivals_alone_are_nothing_to_compare(monkeypatch, clock):
+    play(monkeypatch, clock, iter([10.0, 10.0, None]))
+    monkeypatch.setattr("random.sample", lambda ways, _: sorted(ways, key=lambda way: isinstance(way, Way)))
+    other = replace(RIVAL, value="other")
+    with pytest.raises(BenchError, match="nothing to compare"):
+        await bench(ENGINE, minutes=60, console=QUIET, rivals=[RIVAL, other])
+
+
+def test_failures_of_a_rival_are_figures_and_no_error():
+    failing = Leg(samples=[sample(failure="502")] * 2, used=Used(), started=False)
+    found = Bench(engine={}, legs={Way.STOCK: [leg()], RIVAL: [failing]})
+    figures = found.report()["ways"]["mine"]
+    assert (figures["failed"], figures["not_started"]) == (2, 1)
+    assert (figures["waited_seconds"], figures["prompt_tokens"]) == (None, None)
+    assert code_of(found) == 0
+    found.legs[RIVAL] = [leg(computed=10, oracle=40)]
+    assert code_of(found) == 1
 
 
 def test_the_report_has_the_figures_of_all_rounds_and_of_each():

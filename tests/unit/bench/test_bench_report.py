@@ -20,7 +20,7 @@ def report(**changed: Any) -> dict[str, Any]:
         "slotkeeper": "9.9",
         "date": "2026-01-02",
         "machine": {"cores": 4, "processor": "<Ryzen> & co", "system": "Linux"},
-        "engine": {"build": "b1", "model": "model.gguf", "slots": "2"},
+        "engine": {"build": "b1", "model": "model.gguf"},
         "rounds": 1,
         "ways": {"stock": known, "Slotkeeper": {**known, "waited_seconds": 1.5, **changed}},
     }

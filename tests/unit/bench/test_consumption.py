@@ -5,12 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from slotkeeper.bench import consumption
-from slotkeeper.bench.consumption import Energy, Meter, Used, watts_in
+from slotkeeper.bench.consumption import (
+    Energy,
+    Meter,
+    Used,
+    family,
+    peak_memory_bytes,
+    processor_seconds,
+    watts_in,
+)
 
 
 def test_memory_is_the_largest_and_all_else_a_sum_if_every_leg_knows_it():
@@ -79,3 +89,43 @@ async def test_a_process_is_measured_while_the_block_runs():
         pass
     assert meter.used.engine_bytes is None
     assert meter.used.written_bytes is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells it")
+def test_the_time_of_threads_that_ended_counts():
+    """A server may start a thread for each request."""
+    took: list[float] = []
+
+    def work() -> None:
+        sum(range(1_000_000))
+        took.append(time.thread_time())
+
+    before = processor_seconds(os.getpid())
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    after = processor_seconds(os.getpid())
+    assert before is not None
+    assert after is not None
+    assert after - before >= took[0] > 0
+    assert processor_seconds(None) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells it")
+async def test_the_processes_that_a_sidecar_started_count():
+    """nginx works in another process than the one that was started."""
+    child = "print(flush=True); input()"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", parent, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline()
+    async with Meter(engine=None, sidecar=process.pid) as meter:
+        pids = family(process.pid)
+    alone = peak_memory_bytes(process.pid)
+    await process.communicate(b"\n")
+    assert len(pids) == 2
+    assert alone is not None
+    assert (meter.used.sidecar_bytes or 0) > alone
+    assert await process.wait() == 0
