@@ -35,6 +35,7 @@ PICKED: Final[Mapping[str, Pick]] = MappingProxyType(
     {
         "demo": lambda figures: figures,
         "bench": lambda figures: figures,
+        "rivals": lambda figures: figures,  # of `bench --rival ... --report artifacts/benchmarks/rivals`
         "scenarios": lambda figures: figures,
         "boundaries": _fields(*TOKENS, "model", "each"),
         "clients": lambda figures: figures,

@@ -20,6 +20,7 @@ from benchmarks.profile_work import ABOUT
 from benchmarks.waiting_figures import COLUMNS, grouped
 from slotkeeper.bench import bench_report
 from slotkeeper.bench.models import Fat
+from slotkeeper.bench.rivals import RECIPES
 from slotkeeper.scheduler.requests.figures import Sums
 
 FIGURES: Final = Path(__file__).parents[1] / "docs" / "figures.json"
@@ -124,6 +125,21 @@ def bench() -> str:
     """The report of `slotkeeper bench`, as users get it."""
     (report,) = measured("bench")
     return bench_report.markdown(report).rstrip("\n")
+
+
+RIVAL_ROWS: Final = ("slots", "failed", "waited_ratio", "total_ratio", "sidecar_bytes", "written_bytes")
+
+
+def rivals() -> str:
+    """The same work by rivals, and how each is installed and started."""
+    (report,) = measured("rivals")
+    found = [(row.about, *cells) for row, cells in bench_report.rows(report) if row.name in RIVAL_ROWS]
+    recipes = (
+        f"* `{name}`: `{recipe.install}`; {recipe.note}, and the command is `{recipe.command}`"
+        for name, recipe in RECIPES.items()
+    )
+    shown = [bench_report.headline(report), "", table(("", *report["ways"]), found)]
+    return "\n".join([*recipes, "", *shown])
 
 
 def clients() -> str:
@@ -434,6 +450,7 @@ def performance() -> str:
 MEASURED: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
     "README.md": {"demo": comparison, "bench": bench},
     "docs/benchmarks.md": {
+        "rivals": rivals,
         "interleaved": interleaved,
         "breaks": breaks,
         "restarts": restarts,

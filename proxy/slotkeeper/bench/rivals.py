@@ -1,6 +1,6 @@
 """Rivals in `slotkeeper bench`: other proxies for the same engine, each started by a command line.
 
-A rival listens on a port of 127.0.0.1. What a test of it needs beyond that is a recipe in `RECIPES`.
+A rival listens on a port of 127.0.0.1. `RECIPES` has the commands of those that were tried.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Recipe:
     command: str  # words with the places of `PLACES`
     engine: tuple[str, ...] = ()  # flags that its engine needs, after those of `slotkeeper up`
     install: str
+    note: str
 
 
 RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
@@ -52,12 +53,14 @@ RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
             command="hearth serve --upstream {upstream} --port {port} --cache-dir {slot_dir}",
             engine=("--parallel", "1"),  # it uses slot 0 alone, and refuses an engine with more
             install="pip install hearth-llm",
+            note="its engine has one slot",
         ),
         "proxycache": Recipe(
             command="env LLAMA_URL={upstream} N_SLOTS={slots} META_DIR={slot_dir}/meta "
             "uvicorn app:app --host 127.0.0.1 --port {port}",
             install="git clone https://github.com/airnsk/proxycache && cd proxycache && "
-            "pip install -r requirements.txt; run bench in this folder",
+            "pip install -r requirements.txt",
+            note="`slotkeeper bench` runs in this folder",
         ),
     }
 )

@@ -51,7 +51,7 @@ function _shtab_slotkeeper_using
 end
 
 set -g _shtab_slotkeeper_commands serve up demo bench doctor snapshots keys why top health drain undrain replay lint docs completion
-set -g _shtab_slotkeeper_opts_with_value --admin --admin-ca --admin-host --admin-listen --admin-token --against --base --cold-bytes --cold-dir --cold-store --cold-store-bytes --compare --config --context --drain-delay --drain-timeout --engine --engine-api-key --engine-wait --every --hints --hot-bytes --hourly-bytes --idle-tokens --keep-alive --keys-file --last --listen --log-level --max-body-bytes --max-connections --max-tokens --minutes --model --namespaces --otlp-endpoint --record --report --rules --save-timeout --slot-dir --slots --store-key-file --tls-cert --tls-key --trusted-proxies --upstream --upstreams-file
+set -g _shtab_slotkeeper_opts_with_value --admin --admin-ca --admin-host --admin-listen --admin-token --against --base --cold-bytes --cold-dir --cold-store --cold-store-bytes --compare --config --context --drain-delay --drain-timeout --engine --engine-api-key --engine-wait --every --hints --hot-bytes --hourly-bytes --idle-tokens --keep-alive --keys-file --last --listen --log-level --max-body-bytes --max-connections --max-tokens --minutes --model --namespaces --otlp-endpoint --record --report --rival --rules --save-timeout --slot-dir --slots --store-key-file --tls-cert --tls-key --trusted-proxies --upstream --upstreams-file
 
 complete -c slotkeeper -e
 complete -c slotkeeper -f
@@ -153,6 +153,7 @@ complete -c slotkeeper -n '_shtab_slotkeeper_using bench' -l upstream -x -d 'a r
 complete -c slotkeeper -n '_shtab_slotkeeper_using bench' -l compare -xka "(__fish_complete_path (commandline -ct))" -d 'compare two reports'
 complete -c slotkeeper -n '_shtab_slotkeeper_using bench' -l slot-dir -xka "(__fish_complete_directories)" -d 'the --slot-save-path of the running llama-server'
 complete -c slotkeeper -n '_shtab_slotkeeper_using bench' -l engine -xka "(__fish_complete_path (commandline -ct))" -d 'the llama-server for --model (default: the one on PATH, else installed)'
+complete -c slotkeeper -n '_shtab_slotkeeper_using bench' -l rival -x -d 'another proxy that plays the same work; may be repeated'
 complete -c slotkeeper -n '_shtab_slotkeeper_using bench' -l minutes -x -d 'how long, at least one round (default: 10)'
 complete -c slotkeeper -n '_shtab_slotkeeper_using bench' -l report -x -d 'files to write: NAME with the endings json, md and html (default: slotkeeper-bench)'
 complete -c slotkeeper -n '_shtab_slotkeeper_using; and test $_shtab_slotkeeper_npos -eq 0' -a doctor -d 'report what an engine can and cannot do, and which flags to change'
