@@ -366,7 +366,7 @@ CAUSES: Final[Mapping[Cause, Seen]] = MappingProxyType(
         Cause.TOOL_ADDED: Seen("a tool was added"),
         Cause.TOOL_REMOVED: Seen("a tool was removed"),
         Cause.TOOL_EDITED: Seen("the description of a tool changed"),
-        Cause.SYSTEM_EDITED: Seen("the system text was edited"),
+        Cause.SYSTEM_EDITED: Seen("the system text was edited", RuleName.REFRESHED_CONTEXT),
         Cause.REASONING_DROPPED: Seen("reasoning was dropped", RuleName.REASONING),
         Cause.REASONING_ADDED: Seen("reasoning was added"),
         Cause.REASONING_EDITED: Seen("reasoning was edited", RuleName.REASONING),

@@ -1,0 +1,52 @@
+"""Chats whose client puts context anew into each request, on the real engine: what each way computes."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from benchmarks.refreshers import REFRESHERS
+
+from slotkeeper.bench import lab
+from slotkeeper.bench.measure import Totals, totals
+from slotkeeper.bench.models import Tiny
+from slotkeeper.bench.target import Target, play
+
+pytestmark = pytest.mark.one_in(4)
+
+CONTEXT = 16384
+WITH_FIXED = 1.10  # times the least possible, if only changed lines count as new
+WITH_OBSERVED = 1.01  # times stock
+
+
+async def played(name: str, build: str, folder: Path, mode: str | None, *, ideal: bool = False) -> Totals:
+    """Play one chat through a sidecar whose rules have this mode, or (None) on the engine itself."""
+    async with AsyncExitStack() as stack:
+        folder = folder / f"{mode}"
+        folder.mkdir()
+        recipe = {} if mode is None else {"recipe": lab.up_flags}
+        opening = lab.tiny_engine(Tiny.HYBRID, build, folder, context_tokens=CONTEXT, **recipe)
+        engine = await stack.enter_async_context(opening)
+        base = engine.base
+        if mode is not None:
+            keeping = lab.keeping(engine, rules=(f"all={mode}",))
+            base = lab.url_of(await stack.enter_async_context(keeping))
+        target = await stack.enter_async_context(Target(base))
+        found = totals(await play(REFRESHERS[name](ideal=ideal), target, session=name))
+        assert not found.failed
+        return found
+
+
+@pytest.mark.parametrize("name", REFRESHERS)
+async def test_with_rules_that_fix_only_changed_lines_are_computed(name, build, tmp_path):
+    ideal = await played(name, build, tmp_path, None, ideal=True)
+    fixed = await played(name, build, tmp_path, "fix")
+    assert fixed.computed <= WITH_FIXED * ideal.oracle
+
+
+@pytest.mark.parametrize("name", REFRESHERS)
+async def test_with_rules_that_observe_no_more_is_computed_than_by_stock(name, build, tmp_path):
+    stock = await played(name, build, tmp_path, None)
+    observed = await played(name, build, tmp_path, "observe")
+    assert observed.computed <= WITH_OBSERVED * stock.computed
