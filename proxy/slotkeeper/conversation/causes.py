@@ -165,17 +165,19 @@ def _order(place: Divergence) -> tuple[int, int, int]:
 def _rule(cause: Cause, divergence: Divergence, found: Rests | None) -> RuleName | None:
     """Return the rule that can undo the change, if any.
 
-    Rules find values only in messages, by the words around them, and white space only at the end of a text.
+    The rule of a value finds it only in messages, by the words around it, and that of white space only at the
+    end of a text. One rule needs no words, but holds only system texts.
     """
     was, now = (_head(side) for side in found or ((), ()))
     if was is None or now is None or was.section is not now.section:
         return CAUSES[cause].rule
+    anything = RuleName.REFRESHED_CONTEXT if was.section is Section.SYSTEM else None
     if cause is Cause.WHITESPACE and was.text.rstrip() != now.text.rstrip():
-        return None
+        return anything
     if cause in _VALUES:
         in_message = was.section is not Section.TOOLS
         if not in_message or covering(was.text, now.text, divergence.offset, was.section) is None:
-            return None
+            return anything
     return CAUSES[cause].rule
 
 

@@ -88,8 +88,8 @@ HM, LOOKED = (
     [
         (edited_system("Sat Nov 21", "Sun Nov 22"), Cause.DATE, RuleName.DATE),
         (edited_system("directory: /home/dev/shop", "directory: /srv/a"), Cause.CWD, RuleName.CWD),
-        (edited_system("edits code", "writes code"), Cause.SYSTEM_EDITED, None),
-        (edited_system("house. Rules", "house.  Rules"), Cause.WHITESPACE, None),
+        (edited_system("edits code", "writes code"), Cause.SYSTEM_EDITED, RuleName.REFRESHED_CONTEXT),
+        (edited_system("house. Rules", "house.  Rules"), Cause.WHITESPACE, RuleName.REFRESHED_CONTEXT),
         (edited_system(SYSTEM, SYSTEM + "\n\n"), Cause.WHITESPACE, RuleName.TRAILING_WHITESPACE),
         (then(*HISTORY, tools=TOOLS[::-1]), Cause.TOOL_ORDER, RuleName.TOOL_ORDER),
         (then(*HISTORY, tools=[*map(reversed_keys, TOOLS)]), Cause.KEY_ORDER, RuleName.SCHEMA_KEYS),
@@ -142,13 +142,13 @@ IDS = "f81d4fae-7dec-11d0-a765-00a0c91e6bf6", "0b5c1d2e-7dec-11d0-a765-00a0c91e6
         ("be kind to all of them", "be stern to all of them", Cause.SYSTEM_EDITED, False),
     ],
 )
-def test_a_changed_value_has_a_cause_and_a_rule_only_if_known_words_are_around_it(
+def test_a_changed_value_has_a_cause_and_a_rule_of_its_own_only_if_known_words_are_around_it(
     before, after, cause, known
 ):
     rest = "\n\n" + SYSTEM if known else " and so on, for every one.\n" + SYSTEM
     found = explained(chat(system(before + rest), *HISTORY), chat(system(after + rest), *HISTORY, *REST))
-    assert (found.cause, found.rule) == (cause, CAUSES[cause].rule if known else None)
-    assert (found.rule is not None) == known
+    rule = CAUSES[cause].rule if known else RuleName.REFRESHED_CONTEXT
+    assert (found.cause, found.rule) == (cause, rule)
 
 
 def test_a_changed_folder_in_a_tool_description_has_a_cause_but_no_rule():
