@@ -26,7 +26,7 @@ CLIENTS = 8
 TURNS = 4
 KILLS = 2
 DOWN = 3.0  # seconds
-WAITING = b": waiting\n"
+WAITING = b": waiting: "  # what it waits for follows
 # Half a minute of answers at least: none ends before the test has done to its engine what it wants to.
 ENDLESS = {"stream": True, "max_tokens": 50_000, "ignore_eos": True}
 HEAD = "The lighthouse keeper counts the ships that pass by night. " * 40

@@ -7,7 +7,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
@@ -37,13 +37,12 @@ from slotkeeper.observe.request_record import (
     PromptDivergence,
     Record,
     Span,
-    moment,
+    moment_of,
+    places_in,
 )
 from slotkeeper.observe.sentences import FEW, place, sentences, verdict
 from slotkeeper.observe.states import (
     ENGINE_TEXTS,
-    Doing,
-    Moment,
     Spent,
     service_text,
     stages_text,
@@ -55,7 +54,7 @@ from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.slot_files import Snapshots
 from slotkeeper.scheduler.events import SnapshotsChanged
 from slotkeeper.scheduler.requests.figures import Usage
-from slotkeeper.scheduler.requests.pending import Wait, Weighed
+from slotkeeper.scheduler.requests.pending import Weighed
 from slotkeeper.scheduler.slots.engine_model import FlagSeen, Memory, SlotContents, SnapshotId
 from slotkeeper.scheduler.slots.table import EngineTable
 from slotkeeper.scheduler.snapshots.budgets import Budgets, Limits
@@ -527,7 +526,7 @@ class StateRoutes:
 
     def _running(self) -> list[Document]:
         """Return unfinished requests: those that wait in the order of the queue, then the newest first."""
-        places = places_in(self._driver)
+        places = places_in(self._driver.placement)
         found = [
             {
                 **asked_by(record),
@@ -537,7 +536,7 @@ class StateRoutes:
                 **time_of(record, self._driver.now()),
             }
             for record in self._driver.journal.running()
-            if (moment := moment_of(self._driver, record, places))
+            if (moment := moment_of(self._driver.placement, record, places, self._driver.now()))
         ]
         return sorted(found, key=lambda one: (one["now"]["place"] is None, one["now"]["place"] or 0))
 
@@ -669,17 +668,6 @@ def _engine_in(body: bytes) -> str:
 # -- the last requests -----------------------------------------------------------------------------------
 
 
-def places_in(driver: Driver) -> dict[RequestId, int]:
-    """Return the queued requests with their places. Called once for an answer, not for each request."""
-    return {request: place for place, request in enumerate(driver.placement.line, start=1)}
-
-
-def moment_of(driver: Driver, record: Record, places: dict[RequestId, int]) -> Moment | None:
-    """Return the progress of a request; None if it has ended."""
-    ended = record.outcome != RUNNING
-    return None if ended else replace(_progress(driver, record, places), priority=record.priority)
-
-
 def place_of(driver: Driver, record: Record) -> tuple[str | None, int | None]:
     """Return the engine and the slot where a request is or was at work; None for what is not known."""
     pending = driver.placement.pending(record.key) if record.outcome == RUNNING else None
@@ -689,25 +677,6 @@ def place_of(driver: Driver, record: Record) -> tuple[str | None, int | None]:
     if slot is None and pending.plan.pinned:
         slot = pending.plan.slot
     return pending.plan.table.engine, slot
-
-
-def _progress(driver: Driver, record: Record, places: dict[RequestId, int]) -> Moment:
-    pending = driver.placement.pending(record.key)
-    prompt = None if pending is None or pending.prompt is None else len(pending.prompt)
-    found = moment(record, prompt, driver.now())
-    if found.doing is not Doing.QUEUED:
-        return found
-    waiting = driver.placement.waiting(record.key)
-    return replace(
-        found,
-        place=places.get(record.key),
-        wait=waiting.wait if waiting else _UNPLACED.get(record.stage),
-        behind=tuple(map(id_of, waiting.behind)) if waiting else (),
-    )
-
-
-# What a request waits for that is not in the queue yet.
-_UNPLACED: Final[dict[Spent | None, Wait]] = {Spent.ENGINE: Wait.ENGINE, Spent.SWAP: Wait.MODEL}
 
 
 # -- their documents: no text of a prompt ----------------------------------------------------------------
@@ -942,7 +911,7 @@ class RequestRoutes:
             if conversation in (-1, record.goes_on)
             and (request.query.get("repeated") != "1" or record.repeated > FEW)
         )
-        now = partial(self._now, places=places_in(self._driver))
+        now = partial(self._now, places=places_in(self._driver.placement))
         return answer({"requests": [now(record) | summary(record) for record in islice(found, most)]})
 
     async def _one(self, request: web.Request) -> web.Response:
@@ -952,14 +921,14 @@ class RequestRoutes:
             kept = len(self._driver.journal)
             among = f"none of the last {kept} requests" if kept else "no request is kept, so none"
             raise refused(web.HTTPNotFound, f"{among} has the id {wanted}")
-        places, took = places_in(self._driver), self._driver.journal.took_slot(record)
+        places, took = places_in(self._driver.placement), self._driver.journal.took_slot(record)
         document = self._now(record, places) | detail(record, took)
         if record.divergence and record.divergence.now:
             document["parting"]["text"] = await self._text(record, record.divergence)
         return answer(document)
 
     def _now(self, record: Record, places: dict[RequestId, int]) -> Document:
-        moment = moment_of(self._driver, record, places)
+        moment = moment_of(self._driver.placement, record, places, self._driver.now())
         return {"now": moment and moment.shown(), **time_of(record, self._driver.now())}
 
     def _find(self, wanted: str) -> Record | None:

@@ -284,6 +284,7 @@ PLANTED: Final = "X-Slotkeeper-Planted"  # tokens that our prefills computed jus
 REWRITTEN: Final = "X-Slotkeeper-Rewritten"  # the rules that changed the request
 CONVERSATION: Final = "X-Slotkeeper-Conversation"  # what the client, or our answer, calls it
 BYPASS: Final = "X-Slotkeeper-Bypass"  # "1": forward unchanged and unpinned
+PROGRESS: Final = "X-Slotkeeper-Progress"  # "1": comments each second while the request waits
 PRIORITY: Final = "X-Slotkeeper-Priority"  # high, normal or low; our answer adds what was done about it
 MAX_WAIT: Final = "X-Slotkeeper-Max-Wait"  # seconds in which the request must begin, else 503
 STREAM_ID: Final = "X-Conversation-Id"  # llama-server's: the stream continues without its client

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from secrets import token_hex
 from typing import TYPE_CHECKING, Final, Self
@@ -17,7 +17,14 @@ from aiohttp import web
 
 from slotkeeper.api import errors
 from slotkeeper.api import head as names
-from slotkeeper.api.answers.answer import Answer, AnswerReader, ProgressFilter, TokenTimes, comment
+from slotkeeper.api.answers.answer import (
+    Answer,
+    AnswerReader,
+    ProgressFilter,
+    TokenTimes,
+    comment,
+    waiting_event,
+)
 from slotkeeper.api.answers.answer_builder import Figures
 from slotkeeper.api.answers.assembling import Assembler, WholeAnswer, as_stream
 from slotkeeper.api.document import Doc, NotOurs, Prompt
@@ -74,7 +81,15 @@ from slotkeeper.exchange.streams import is_stream_route
 from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.recording import Recorder
-from slotkeeper.observe.request_record import BRIEFEST_WAIT, Record, RequestStage
+from slotkeeper.observe.request_record import (
+    BRIEFEST_WAIT,
+    Record,
+    RequestStage,
+    moment_of,
+    places_in,
+    planting,
+)
+from slotkeeper.observe.states import request_text
 from slotkeeper.runtime.driver import LATEST, Driver
 from slotkeeper.runtime.heavy import Weighed, Weigher
 from slotkeeper.runtime.link import EngineLink
@@ -230,8 +245,14 @@ class Exchange:
         if key := self._caller.key:
             self._account.key_name = key.name
             self._account.charge.limited = key.tokens_per_minute is not None and not self._form
-        tasks, labels = gate.driver.tasks, self._labels
-        self._waiting = Waiting(inbound.request, inbound.id, tasks, seconds=gate.keep_alive, labels=labels)
+        self._waiting = Waiting(
+            inbound.request,
+            inbound.id,
+            gate.driver.tasks,
+            seconds=gate.keep_alive,
+            labels=self._labels,
+            says=self._says,
+        )
         self._waits_since = inbound.arrived
         self._forward: Forward | None = None  # the decision, once it is made
         self._settled = False
@@ -247,6 +268,9 @@ class Exchange:
             ask = account.forms.ask
             self._hears_comments = ask is not None and ask.stream and not self._asks_bypass
             if self._hears_comments:
+                asks = self._inbound.request.headers.get(names.PROGRESS) == "1"
+                if asks or (ask is not None and ask.progress):
+                    self._waiting.seconds = PROGRESS_SECONDS
                 self._waiting.start()
             return await self._served()
         except (asyncio.CancelledError, *GONE):
@@ -532,6 +556,19 @@ class Exchange:
             raise UpstreamFault(MIXED, status=503, retry_after=RETRY_AFTER)
         return uncached(body)
 
+    def _says(self) -> bytes:
+        """Return what a waiting client hears: a comment, or an event if it asked for progress."""
+        driver, record = self._gate.driver, self._account.record
+        now = moment_of(driver.placement, record, places_in(driver.placement), driver.now())
+        if now is None:
+            return comment("waiting")
+        now = replace(now, behind=())  # requests of other clients
+        ask, event = self._account.forms.ask, None
+        if ask is not None and ask.progress:
+            progress = planting(record, now, driver.now())
+            event = waiting_event(ask.api, self._account.id, int(time.time()), now.shown(), progress)
+        return event or comment(f"waiting: {request_text(now)}")
+
     def _labels(self) -> dict[str, str]:
         """Return our own headers, as far as they are known."""
         if self._forward is None:
@@ -559,7 +596,7 @@ class Exchange:
 # engine computes the prompt, between its head and its first event. Clients, and proxies in front of us,
 # close a silent connection. SSE comments (lines that begin with a colon) prevent that.
 
-WAITING: Final = comment("waiting")
+PROGRESS_SECONDS: Final = 1.0  # between two comments or events for a client that asked for progress
 JSON: Final = "application/json; charset=utf-8"  # as llama-server writes it
 
 
@@ -578,6 +615,7 @@ class Waiting:
     _: KW_ONLY
     seconds: float  # between two comments; 0: there are none
     labels: Callable[[], Mapping[str, str]]  # our own headers, as far as they are known
+    says: Callable[[], bytes]  # a comment, or an event, with what the request waits for
     opened: web.StreamResponse | None = None
     begun: bool = False  # the client has bytes of the engine's answer
     _sent: dict[str, str] = field(default_factory=dict)  # labels that the sent head has
@@ -657,7 +695,7 @@ class Waiting:
             while True:
                 await asyncio.sleep(self.seconds)
                 response = self.opened or await self._open()
-                await response.write(WAITING)
+                await response.write(self.says())
         except GONE:
             if not owner.cancelling():
                 owner.cancel()

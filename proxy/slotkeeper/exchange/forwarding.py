@@ -333,6 +333,7 @@ NOT_SENT: Final = (
     names.BYPASS,
     names.CONVERSATION,
     names.PRIORITY,
+    names.PROGRESS,
     names.MAX_WAIT,
 )
 MOST_HEADERS: Final = 100  # that llama-server takes in one request (CPPHTTPLIB_HEADER_MAX_COUNT)

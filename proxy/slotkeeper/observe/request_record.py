@@ -28,9 +28,41 @@ from slotkeeper.conversation.rules.apply import ShownChange
 from slotkeeper.conversation.rules.base import RuleName
 from slotkeeper.observe.states import DOING, Doing, Moment, Spent
 from slotkeeper.scheduler.effects import Pooled, Ranked
+from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.requests.figures import Counted, Lost, Sums, Unknown, Usage
 from slotkeeper.scheduler.requests.pending import Wait, Weighed
-from slotkeeper.scheduler.types import Priority, Reason, RequestId
+from slotkeeper.scheduler.types import Priority, Reason, RequestId, id_of
+
+
+def places_in(placement: Placement) -> dict[RequestId, int]:
+    """Return the queued requests with their places. Called once for an answer, not for each request."""
+    return {request: place for place, request in enumerate(placement.line, start=1)}
+
+
+def moment_of(
+    placement: Placement, record: Record, places: Mapping[RequestId, int], now: float
+) -> Moment | None:
+    """Return the present state of a request, `now` on the driver's clock; None if it has ended."""
+    if record.outcome != RUNNING:
+        return None
+    pending = placement.pending(record.key)
+    prompt = None if pending is None or pending.prompt is None else len(pending.prompt)
+    found = replace(moment(record, prompt, now), priority=record.priority)
+    if found.doing is not Doing.QUEUED:
+        return found
+    waiting = placement.waiting(record.key)
+    return replace(
+        found,
+        place=places.get(record.key),
+        wait=waiting.wait if waiting else _UNPLACED.get(record.stage),
+        behind=tuple(map(id_of, waiting.behind)) if waiting else (),
+    )
+
+
+# What a request waits for that is not in the queue yet.
+_UNPLACED: Final[Mapping[Spent | None, Wait]] = MappingProxyType(
+    {Spent.ENGINE: Wait.ENGINE, Spent.SWAP: Wait.MODEL}
+)
 
 
 def moment(record: Record, prompt: int | None, now: float) -> Moment:
@@ -44,6 +76,21 @@ def moment(record: Record, prompt: int | None, now: float) -> Moment:
     if record.work and step is RequestStage.PLANT:
         return replace(prefilling(record, record.work, prompt, now), doing=doing, step=step.value)
     return Moment(doing=doing, step=step.value if step and doing is Doing.PREPARING else None)
+
+
+def planting(record: Record, moment: Moment, now: float) -> Progress | None:
+    """Return the progress of a plant for the request, as the engine reports that of a prefill.
+
+    `moment` is the request's present state, `now` on the driver's clock. None if no plant runs, or if the
+    tokens to compute are unknown.
+    """
+    reuse = record.decision.chosen.reuse if record.decision else None
+    if record.work is None or reuse is None or moment.computed is None or moment.to_compute is None:
+        return None
+    if record.doing is not RequestStage.PLANT:
+        return None
+    total, processed = reuse + moment.to_compute, reuse + moment.computed
+    return Progress(total, reuse, processed, now - record.work.begun)
 
 
 def prefilling(record: Record, work: Work, prompt: int | None, now: float) -> Moment:

@@ -15,10 +15,12 @@ from patience import PATIENCE
 from slotkeeper.api.answers.answer import SseSplitter
 from slotkeeper.api.errors import ClientFault, UpstreamFault, body, retold, sse
 from slotkeeper.api.head import Api
-from slotkeeper.exchange.exchange import WAITING, Waiting
+from slotkeeper.exchange.exchange import Waiting
 from slotkeeper.runtime.tasks import Tasks
 
 SHORT = 0.001
+
+WAITING = b": waiting\n\n"
 
 
 class Response:
@@ -54,7 +56,7 @@ async def fewer(tasks: Tasks, left: int) -> None:
 
 
 def waiting(tasks: Tasks, response: Any) -> Waiting:
-    waits = Waiting(None, "id", tasks, seconds=SHORT, labels=dict)
+    waits = Waiting(None, "id", tasks, seconds=SHORT, labels=dict, says=lambda: WAITING)
     waits.opened = response
     return waits
 
@@ -74,7 +76,7 @@ async def test_a_failed_write_to_a_client_ends_its_request(tasks):
 
 
 async def test_without_a_time_between_comments_there_are_none(tasks):
-    waits = Waiting(None, "id", tasks, seconds=0, labels=dict)
+    waits = Waiting(None, "id", tasks, seconds=0, labels=dict, says=lambda: WAITING)
     waits.start()
     assert not len(tasks)
     waits.stop()
@@ -147,7 +149,7 @@ async def test_waiting_again_continues_one_wait_that_ends_with_the_answer(tasks)
 async def test_the_response_head_has_the_known_labels_and_comments_add_later_ones(tasks):
     known = {"X-Slotkeeper-Decision": "prefix", "X-Slotkeeper-Slot": "1"}
     request = make_mocked_request("POST", "/", {"Origin": "http://page.example"})
-    talk = Waiting(request, "id", tasks, seconds=SHORT, labels=lambda: known)
+    talk = Waiting(request, "id", tasks, seconds=SHORT, labels=lambda: known, says=lambda: WAITING)
 
     async def wait() -> None:
         talk.start()

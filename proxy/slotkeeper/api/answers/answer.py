@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from operator import mul
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
@@ -186,6 +187,47 @@ def read_progress(event: bytes) -> Progress | None:
         return Progress(total, reused, processed, float(doc.get("time_ms", 0)) / 1000)
     except (ValueError, KeyError, TypeError):
         return None
+
+
+# The first event of each route that has progress events, as the engine writes it before it has any text.
+_SILENT_EVENTS: Final[Mapping[Api, Mapping[str, Any]]] = MappingProxyType(
+    {
+        Api.CHAT: {
+            "choices": [{"finish_reason": None, "index": 0, "delta": {"role": "assistant", "content": None}}],
+            "object": "chat.completion.chunk",
+        },
+        Api.COMPLETIONS: {
+            "choices": [{"text": "", "index": 0, "logprobs": None, "finish_reason": None}],
+            "object": "text_completion",
+        },
+        Api.COMPLETION: {"index": 0, "content": "", "tokens": [], "stop": False, "id_slot": -1},
+    }
+)
+
+
+def waiting_event(
+    api: Api, request_id: str, created: int, now: Mapping[str, Any], progress: Progress | None
+) -> bytes | None:
+    """Return an event for a client that asked for progress and whose request has no event of the engine yet.
+
+    It has the shape of the engine's own, and under `slotkeeper` what the request waits for. `created`:
+    seconds since 1970. `progress` is None while it is not known what is to be computed. None for a route
+    without such events.
+    """
+    silent = _SILENT_EVENTS.get(api)
+    if silent is None:
+        return None
+    doc: dict[str, Any] = {**silent, "slotkeeper": now}
+    if api is not Api.COMPLETION:
+        doc |= {"id": f"chatcmpl-{request_id}", "created": created, "model": ""}
+    if progress is not None:
+        doc["prompt_progress"] = {
+            "total": progress.total,
+            "cache": progress.reused,
+            "processed": progress.processed,
+            "time_ms": round(1000 * progress.seconds),
+        }
+    return b"data: " + orjson.dumps(doc) + END
 
 
 # -- the content of an answer: the engine's figures and the assistant's message --------------------------
