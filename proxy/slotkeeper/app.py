@@ -421,6 +421,7 @@ def limits_in(settings: Settings) -> Limits:
         engine_wait=settings.engine_wait,
         swap_wait=settings.swap_wait,
         idle_tokens=settings.idle_tokens,
+        running=settings.max_running,
         waiting=settings.max_waiting,
         waiting_of_one=settings.max_waiting_per_client,
     )

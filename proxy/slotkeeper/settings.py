@@ -120,6 +120,15 @@ class Settings(BaseSettings):
         description="prompt tokens that may be computed per hour in idle time (prefetch); 0: off",
     )
 
+    max_running: int = Field(
+        default=LIMITS.running,
+        ge=0,
+        description=(
+            "requests at work on one engine at once: with more slots than that, the others keep their "
+            "contexts meanwhile; 0: one for each slot"
+        ),
+    )
+
     # -- a store that several sidecars share
     cold_store: str = Field(
         default="",
@@ -360,6 +369,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "engines": (
         "upstreams_file",
         "engine_wait",
+        "max_running",
     ),
     "snapshots and idle work": (
         "cold_dir",

@@ -292,6 +292,7 @@ WAIT_TEXTS: Final[Mapping[Wait, str]] = MappingProxyType(
         Wait.DRAINED: "its engines are drained",
         Wait.PRIORITY: "more urgent requests are at work",
         Wait.CELLS: "cells of the KV buffer that all slots share are missing",
+        Wait.RUNNING: "as many requests run as --max-running allows",
         Wait.SLOTS: "all slots are busy",
         Wait.IDLE_WORK: "idle work in the slots ends first",
         Wait.BEST_SLOT: "the slot that is cheapest for it is busy",

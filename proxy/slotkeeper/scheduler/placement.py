@@ -171,10 +171,7 @@ def settle(state: State, now: float) -> Iterator[Effect]:
     """
     if state.chores:
         idle_work.release(state, now)
-    for table in state.tables.values():
-        table.round_begins(now)
-        if table.poisoned:
-            yield from idle_work.erase_poisoned(state, table, now)
+    yield from _round_begins(state, now)
     yield from lifecycle.bypass(state, now)
     yield from _send_steered(state, now)
     yield from lifecycle.fail_open(state, now)
@@ -195,6 +192,15 @@ def settle(state: State, now: float) -> Iterator[Effect]:
         if delay is not None:
             table.polls()
             yield Observe(engine=table.engine, delay=delay)
+
+
+def _round_begins(state: State, now: float) -> Iterator[Effect]:
+    for table in state.tables.values():
+        table.round_begins(now)
+        if state.full(table):
+            table.hold_back()
+        if table.poisoned:
+            yield from idle_work.erase_poisoned(state, table, now)
 
 
 def _serve(state: State, now: float) -> Iterator[Effect]:
@@ -220,6 +226,8 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
             queued.waits_for.waited_for()
         if begun or _hold(queued):
             scene.changed()
+            if (at := pending.table) and state.full(at):
+                at.hold_back()
             if not _any_free(state):
                 break
 
@@ -534,7 +542,9 @@ def waiting(state: State, pending: Pending) -> Waiting | None:
         return Waiting(_without_engine(state, pending.arrived.model))
     if queued.stands_behind is not None:
         return Waiting(Wait.PRIORITY, (queued.stands_behind,))
-    at_work = _at_work(state, tables)
+    at_work = state.at_work(tables)
+    if all(map(state.full, tables)):
+        return Waiting(Wait.RUNNING, at_work)
     if pending.lacked_cells:
         return Waiting(Wait.CELLS, at_work)
     if not any(table.idle for table in tables):
@@ -544,7 +554,7 @@ def waiting(state: State, pending: Pending) -> Waiting | None:
     if not pending.rendered:
         return Waiting(Wait.TOKENS)
     if queued.waits_for is not None:
-        return Waiting(Wait.BEST_SLOT, _at_work(state, [queued.waits_for]))
+        return Waiting(Wait.BEST_SLOT, state.at_work([queued.waits_for]))
     return Waiting(Wait.TURN)
 
 
@@ -552,12 +562,6 @@ def _without_engine(state: State, model: ModelName) -> Wait:
     if state.up_for(model):
         return Wait.DRAINED
     return Wait.MODEL if model else Wait.ENGINE
-
-
-def _at_work(state: State, tables: Sequence[EngineTable]) -> tuple[RequestId, ...]:
-    """Return the clients' requests that run on these engines."""
-    sent = [request for table in tables for request in (*table.owners, *table.unsettled)]
-    return tuple(dict.fromkeys(request for request in sent if request in state.requests))
 
 
 # -- engines that come and go, and other events ----------------------------------------------------------

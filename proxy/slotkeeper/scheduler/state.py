@@ -7,7 +7,7 @@ slots idle (engine.md 6).
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
@@ -215,6 +215,15 @@ class State:
     @property
     def up(self) -> list[EngineTable]:
         return [table for table in self.tables.values() if table.up]
+
+    def at_work(self, tables: Iterable[EngineTable]) -> tuple[RequestId, ...]:
+        """Return the clients' requests that run on these engines."""
+        sent = [request for table in tables for request in (*table.owners, *table.unsettled)]
+        return tuple(dict.fromkeys(request for request in sent if request in self.requests))
+
+    def full(self, table: EngineTable) -> bool:
+        """Whether as many requests are at work there as the user allows."""
+        return 0 < self.limits.running <= len(self.at_work([table]))
 
     def tree(self, model: ModelName) -> PromptTree:
         """Return all prompts that were sent to this model. Prompts of two models have nothing in common."""

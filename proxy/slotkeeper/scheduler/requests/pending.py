@@ -183,6 +183,7 @@ class Wait(StrEnum):
     DRAINED = "drained"  # all its engines are drained, or their models are being unloaded
     PRIORITY = "priority"  # more urgent requests are at work
     CELLS = "cells"  # cells of a shared KV buffer are missing
+    RUNNING = "running"  # as many requests are at work as the user allows
     SLOTS = "slots"  # all slots are busy
     IDLE_WORK = "idle_work"  # all slots are busy, and only with idle work
     BEST_SLOT = "best_slot"  # there is a free slot, but waiting for another one is cheaper

@@ -52,6 +52,7 @@ class Limits:
     pause: float = 0.25  # seconds without a request until a save; longer if saves are slow
     engine_wait: float = 60.0  # seconds for which requests wait for an engine that has exited
     idle_tokens: int = 1_000_000  # computed per hour in idle time
+    running: int = 0  # requests at work on one engine; 0: one for each slot
     waiting: int = 4000  # queued requests
     waiting_of_one: int = 1000  # queued requests of one client
     swap_wait: float = 10.0  # seconds for which a request waits before its model may replace another
