@@ -117,6 +117,11 @@ class Layout:
     tools: tuple[Doc, ...] = ()  # as in the body
     tools_path: Path = ("tools",)
     options: Doc = field(default_factory=dict)  # other keys that change the prompt
+    between: bool = field(init=False, default=False, compare=False)  # system messages stand between others
+
+    def __post_init__(self) -> None:
+        between = any(message.role is Role.SYSTEM for message in islice(self.messages, self.lead, None))
+        object.__setattr__(self, "between", between)
 
     @property
     def lead(self) -> int:

@@ -181,9 +181,9 @@ def likeness(conversation: Conversation, who: Who, layout: Layout) -> Likeness |
 
 def _moved(old: Layout, new: Layout) -> bool:
     """Whether all that user and model said is still there, and only system messages between came or went."""
-    spoken = [sum(message.role is not Role.SYSTEM for message in side.messages) for side in (old, new)]
-    between = any(len(side.messages) - side.lead > n for side, n in zip((old, new), spoken, strict=True))
-    return between and spoken_common(old, new) == spoken[0] > 0
+    if not (old.between or new.between):
+        return False
+    return spoken_common(old, new) == sum(message.role is not Role.SYSTEM for message in old.messages) > 0
 
 
 def _extends(old: Layout, new: Layout) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import orjson
 
 from slotkeeper.conversation.divergence import common_start
-from slotkeeper.conversation.layout import Doc, Edit, Layout, Match, Notes, Role, edited
+from slotkeeper.conversation.layout import Doc, Edit, Layout, Match, Notes, edited
 from slotkeeper.conversation.likeness import same_agent
 from slotkeeper.conversation.rules.base import Fact, Mode, Modes, Room, Rule, RuleName, Scene, note_edits
 from slotkeeper.conversation.rules.refreshed import RefreshedContext
@@ -149,9 +149,7 @@ def _in_common(match: Match, layout: Layout) -> int:
     `match` compares with the request before as the client sent it; its system messages may stand elsewhere.
     """
     before = match.remembered
-    if before is None or not any(
-        m.role is Role.SYSTEM for side in (before.sent, layout) for m in side.messages[side.lead :]
-    ):
+    if before is None or not (before.sent.between or layout.between):
         return match.common
     return common(before.sent, layout)
 

@@ -43,34 +43,55 @@ _SENTENCE: Final = re.compile(r"(?<=[.!?]) +")
 _MARK: Final = re.compile(r"\s*(?:[-*•]|\d+[.)])\s+")  # of a list's item: numbers change with the order
 
 
+Placed = tuple[int, Message]  # a message, and its index in its request
+
+
 @dataclass(frozen=True, slots=True)
 class Shared:
     """The beginnings of two requests in which user and model said the same."""
 
-    was: tuple[Message, ...]
-    now: tuple[Message, ...]
+    was: Sequence[Placed]  # the system messages of the request before, as it was sent
+    now: Sequence[Placed]  # those of this request
+    spoken: Sequence[tuple[Message, Message]]  # other messages that differ: as they came now, and were sent
+    end: int  # number of messages in the beginning of the request before
 
     @property
     def in_place(self) -> bool:
         """Whether system messages stand at the same places in both."""
-        return len(self.was) == len(self.now) and all(
-            (a.role is Role.SYSTEM) == (b.role is Role.SYSTEM)
-            for a, b in zip(self.was, self.now, strict=True)
-        )
+        return [at for at, _ in self.was] == [at for at, _ in self.now]
 
 
-def shared(old: Layout, new: Layout) -> Shared:
-    """Return the beginnings of both in which all messages but the system's are the same, or shortened."""
-    theirs = ((at, message) for at, message in enumerate(new.messages) if message.role is not Role.SYSTEM)
-    end_old = end_new = 0
-    for at, message in enumerate(old.messages):
-        if message.role is Role.SYSTEM:
-            continue
-        place, now = next(theirs, (0, None))
-        if now is None or not continues(now, message, newest=place + 1 == len(new.messages)):
+def shared(scene: Scene, old: Layout) -> Shared:
+    """Compare a request with the one that was sent before it, `old`.
+
+    Only if system messages stand between others, all messages are looked at.
+    """
+    new = scene.now
+    if old.between or new.between:
+        return _shared_words(old, new)
+    return Shared(
+        was=[*enumerate(old.messages[: old.lead])],
+        now=[*enumerate(new.messages[: new.lead])],
+        spoken=[(message, first) for _, message, first in scene.altered],
+        end=old.lead + scene.common,
+    )
+
+
+def _shared_words(old: Layout, new: Layout) -> Shared:
+    theirs = [(at, message) for at, message in enumerate(new.messages) if message.role is not Role.SYSTEM]
+    was = [(at, message) for at, message in enumerate(old.messages) if message.role is not Role.SYSTEM]
+    spoken, end_old, end_new = list[tuple[Message, Message]](), old.lead, new.lead
+    for (at, first), (there, now) in zip(was, theirs, strict=False):
+        if not continues(now, first, newest=there + 1 == len(new.messages)):
             break
-        end_old, end_new = at + 1, place + 1
-    return Shared(old.messages[: max(end_old, old.lead)], new.messages[: max(end_new, new.lead)])
+        end_old, end_new = at + 1, there + 1
+        if now is not first:
+            spoken.append((now, first))
+    return Shared(_system(old, end_old), _system(new, end_new), spoken, end_old)
+
+
+def _system(layout: Layout, end: int) -> list[Placed]:
+    return [(at, m) for at, m in enumerate(layout.messages[:end]) if m.role is Role.SYSTEM]
 
 
 class RefreshedContext:
@@ -90,8 +111,9 @@ class RefreshedContext:
     def changes(self, scene: Scene) -> Iterator[Edit | Fact]:
         if scene.before is None or place(scene.now, scene.common) is None:
             return
-        both = shared(scene.before.sent, scene.now)
-        scene = replace(scene, common=len(both.was) - scene.before.sent.lead)  # as the edits will make it
+        sent = scene.before.sent
+        both = shared(scene, sent)
+        scene = replace(scene, common=both.end - sent.lead)  # as the edits will make it
         edits = [*_restored(both)]
         grown = sum(len(str(edit.after or "")) - len(str(edit.before or "")) for edit in edits)
         told = _told(scene, both)
@@ -104,21 +126,15 @@ class RefreshedContext:
 
 
 def _restored(both: Shared) -> Iterator[Edit]:
-    yield from _words(both)
+    for message, first in both.spoken:
+        if not same(message, first):
+            yield from unwrapped(message, first)
     if both.in_place:
-        for now, was in zip(both.now, both.was, strict=True):
-            if now.role is Role.SYSTEM and now is not was:
-                yield from _texts(now, was)
+        for (_, message), (_, first) in zip(both.now, both.was, strict=True):
+            if message is not first:
+                yield from _texts(message, first)
     else:
         yield from _places(both)
-
-
-def _words(both: Shared) -> Iterator[Edit]:
-    """Restore what stood around the user's words when they were new."""
-    spoken = ([m for m in side if m.role is not Role.SYSTEM] for side in (both.now, both.was))
-    for now, was in zip(*spoken, strict=True):
-        if now is not was and not same(now, was):
-            yield from unwrapped(now, was)
 
 
 def _texts(now: Message, was: Message) -> Iterator[Edit]:
@@ -132,25 +148,23 @@ def _texts(now: Message, was: Message) -> Iterator[Edit]:
 
 def _places(both: Shared) -> Iterator[Edit]:
     """Remove the system messages of now, and insert those of then where they stood."""
-    outside = [m for m in both.now if not _listed(m)]
-    if any(not _listed(m) for m in both.was[len(outside) :]) or any(
-        _listed(m) for m in both.was[: len(outside)]
-    ):
+    outside = [message for _, message in both.now if not _listed(message)]
+    was_outside = [message for _, message in both.was if not _listed(message)]
+    if len(outside) != len(was_outside):
         return
-    for now, was in zip(outside, both.was, strict=False):
-        yield from _texts(now, was)
-    current, first = (
-        [(at - len(outside), m) for at, m in enumerate(side) if m.role is Role.SYSTEM and _listed(m)]
+    for message, first in zip(outside, was_outside, strict=True):
+        yield from _texts(message, first)
+    now, was = (
+        [(at - len(outside), message) for at, message in side if _listed(message)]
         for side in (both.now, both.was)
     )
     equal = 0
-    while equal < min(len(current), len(first)) and _as_it_was(current[equal], first[equal]):
+    while equal < min(len(now), len(was)) and _as_it_was(now[equal], was[equal]):
         equal += 1
-    key = both.now[-1].path[0]
-    for at, message in reversed(current[equal:]):
-        yield Edit((key, at), message.doc, None, item=True)
-    for at, message in first[equal:]:
-        yield Edit((key, at), None, message.doc, item=True)
+    for at, message in reversed(now[equal:]):
+        yield Edit((message.path[0], at), message.doc, None, item=True)
+    for at, message in was[equal:]:
+        yield Edit((message.path[0], at), None, message.doc, item=True)
 
 
 def _listed(message: Message) -> bool:
@@ -158,7 +172,7 @@ def _listed(message: Message) -> bool:
     return len(message.path) > 1
 
 
-def _as_it_was(now: tuple[int, Message], was: tuple[int, Message]) -> bool:
+def _as_it_was(now: Placed, was: Placed) -> bool:
     return now[0] == was[0] and now[1].said == was[1].said
 
 
@@ -167,6 +181,8 @@ def _as_it_was(now: tuple[int, Message], was: tuple[int, Message]) -> bool:
 
 def _told(scene: Scene, both: Shared) -> list[Fact] | None:
     """Return the facts to tell; None if a note cannot hold them."""
+    if both.in_place and PLACE not in scene.told and all(map(_has_its_texts, both.now, both.was)):
+        return []
     first, current = (_context(side) for side in (both.was, both.now))
     known = scene.told.get(PLACE, first)
     facts = [] if both.in_place else [*_moved_far(scene, both)]
@@ -178,8 +194,12 @@ def _told(scene: Scene, both: Shared) -> list[Fact] | None:
     return facts
 
 
-def _context(messages: Iterable[Message]) -> str:
-    return "\n".join(message.said for message in messages if message.role is Role.SYSTEM)
+def _has_its_texts(now: Placed, was: Placed) -> bool:
+    return now[1] is was[1] or now[1].has_texts_of(was[1])
+
+
+def _context(messages: Iterable[Placed]) -> str:
+    return "\n".join(message.said for _, message in messages)
 
 
 def _read(scene: Scene, first: str) -> str:
@@ -266,11 +286,9 @@ def _part(heading: str, lines: Iterable[str]) -> str:
 def _moved_far(scene: Scene, both: Shared) -> Iterator[Fact]:
     """Tell again each note that its client has moved far below the place where the model has read it."""
     notes = carried(scene.now, scene.before, scene.common)
-    for at, message in enumerate(both.now):
-        if message.role is not Role.SYSTEM or at < scene.now.lead:
-            continue
+    for at, message in both.now:
         which = f"{PLACE}/{digest(message).hex()}"
-        read = [n for n, was in enumerate(both.was) if was.role is Role.SYSTEM and was.said == message.said]
+        read = [n for n, was in both.was if was.said == message.said]
         read += [n for n, some in notes.items() for note in some if which in note.told]
         if read and at - max(read) > MOVED_MESSAGES and tellable(message.said):
             yield Fact(which, message.said)
