@@ -66,11 +66,11 @@ test-image: $(VENVS)/dev/older/ready  ## build and run the container image (as r
 test-fleet: $(VENVS)/dev/ready $(VENVS)/fleet/ready  ## a fleet behind real gateways, for minutes (needs redis-server, haproxy, nginx)
 	PATH="$(CURDIR)/$(VENVS)/fleet/bin:$$PATH" $(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -m fleet
 
-test-clients: $(VENVS)/dev/older/ready build/clients/ready  ## client libraries and coding agents, through us beside the engine alone (tests/clients)
+test-clients: $(VENVS)/dev/older/ready build/clients/ready $(VENVS)/aider/ready  ## client libraries and coding agents, through us beside the engine alone (tests/clients)
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m clients tests/clients
 
 clients-update: $(UV) $(VENVS)/clients/ready  ## newest versions of the clients of `make test-clients`
-	$(UV) pip compile $(LOCKED) --upgrade requirements/clients.in -o requirements/clients.lock
+	for name in clients aider; do $(UV) pip compile $(LOCKED) --upgrade requirements/$$name.in -o requirements/$$name.lock || exit 1; done
 	export PATH="$(CURDIR)/$(VENVS)/clients/bin:$$PATH" && cd tests/clients && npm install --save-exact --package-lock-only --no-audit --no-fund \
 	  $$(node -p "Object.keys(require('./package.json').dependencies).map(name => name + '@latest').join(' ')")
 
@@ -121,6 +121,7 @@ lock: $(UV)  ## write the lock files again, after a change of dependencies
 	$(UV) pip compile $(LOCKED) requirements/release.in requirements/build.in -o requirements/release.lock
 	$(UV) pip compile $(LOCKED) requirements/fleet.in -o requirements/fleet.lock
 	$(UV) pip compile $(LOCKED) requirements/clients.in -o requirements/clients.lock
+	$(UV) pip compile $(LOCKED) requirements/aider.in -o requirements/aider.lock
 	$(UV) pip compile $(LOCKED) requirements/older-engine.in -o requirements/older-engine.lock
 
 $(UV):
@@ -137,6 +138,11 @@ $(VENVS)/clients/ready: requirements/clients.lock | $(UV)
 build/clients/ready: tests/clients/package.json tests/clients/package-lock.json $(VENVS)/clients/ready
 	mkdir -p build/clients && cp tests/clients/package*.json build/clients
 	export PATH="$(CURDIR)/$(VENVS)/clients/bin:$$PATH" && cd build/clients && npm install --no-audit --no-fund --loglevel=error
+	touch $@
+
+$(VENVS)/aider/ready: requirements/aider.lock | $(UV)
+	$(PYTHON) -m venv --clear $(VENVS)/aider
+	$(UV) pip install --quiet --python $(VENVS)/aider/bin/python --require-hashes -r $<
 	touch $@
 
 $(VENVS)/fleet/ready: requirements/fleet.lock

@@ -6,18 +6,28 @@ The settings are those that docs/agents.md shows, with the address of the test's
 from __future__ import annotations
 
 import json
+import secrets
 import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from clients.conftest import AGENTS, VENV
+import httpx
+
+from chaos.raw import until_async
+from clients.conftest import AGENTS, AIDER, CONTEXT_TOKENS, VENV, Ended, Leg, begun, ran
 from pages import blocks, commands
+from programs import program
+from slotkeeper.engine.child.launch import free_port
 
 Files = Mapping[str, str]
+HERE: Final = Path(__file__).parent
 PAGE: Final = "docs/agents.md"
 DOCUMENTED_URL: Final = "http://127.0.0.1:8080"
+OUTPUT_TOKENS: Final = 8192
+PROXY_KEY: Final = f"sk-{secrets.token_hex(32)}"  # LiteLLM's proxy starts with no weaker one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,20 +37,28 @@ class Agent:
     package: str
     program: Path
     first: tuple[str, ...]
-    later: tuple[str, ...] = ()
+    later: tuple[str, ...]
     files: Callable[[str], Files] = lambda _: {}  # by the server's URL, below the user's home
-    setup: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()  # the command line
     variables: Mapping[str, str] = field(default_factory=dict)
+    behind: str = ""  # the package of a proxy between the agent and the server
 
-    def setup_for(self, url: str) -> list[str]:
-        return [word.replace(DOCUMENTED_URL, url) for word in self.setup]
+    @property
+    def row(self) -> tuple[str, str]:
+        """The package in the table, and what its cases begin with."""
+        return (
+            (self.behind, f"{self.program.name} through its proxy, ") if self.behind else (self.package, "")
+        )
 
-    def write(self, home: Path, url: str) -> None:
-        """Write the agent's settings."""
+    async def prepare(self, home: Path, url: str) -> None:
+        """Write the agent's settings, or let it store them."""
         for name, text in self.files(url).items():
             path = home / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
+        if self.setup:
+            stored = await ran([word.replace(DOCUMENTED_URL, url) for word in self.setup], home)
+            assert stored.code == 0, stored
 
 
 def _documented(heading: str, language: str, more: Mapping[str, Any] | None = None) -> Callable[[str], Files]:
@@ -64,10 +82,34 @@ def _llm(url: str) -> Files:
     return {".config/io.datasette.llm/extra-openai-models.yaml": line}
 
 
+def _aider(url: str) -> Files:
+    top = f"model: openai/local\nopenai-api-base: {url}/v1\nopenai-api-key: none\n"
+    limits = {"max_input_tokens": CONTEXT_TOKENS - OUTPUT_TOKENS, "max_output_tokens": OUTPUT_TOKENS}
+    # Of a model that it knows it does not ask the network.
+    known = {"openai/local": {**limits, "litellm_provider": "openai", "mode": "chat"}}
+    return {".aider.conf.yml": top, ".aider.model.metadata.json": json.dumps(known)}
+
+
+def _open_webui(url: str) -> Files:
+    return {"work/url.txt": url}
+
+
 (PI,) = _documented_words("pi")
 CLINE_SETUP, (*CLINE, _) = _documented_words("Cline")
 QUIET_QWEN: Final = {"privacy": {"usageStatisticsEnabled": False}, "general": {"enableAutoUpdate": False}}
-AGENTS_BY_NAME: Final = {
+AIDER_WORDS: Final = (
+    "--no-git",
+    "--no-check-update",
+    "--no-show-release-notes",
+    "--no-show-model-warnings",
+    "--analytics-disable",
+    "--yes-always",
+    "--restore-chat-history",
+    "--message",
+)
+ACP: Final = (str(HERE / "acp.py"), str(AGENTS / "cline"), *CLINE, "--acp")
+OPEN_WEBUI: Final = (str(HERE / "open_webui.py"),)
+AGENTS_BY_NAME: Final[dict[str, Agent]] = {
     "llm": Agent(
         package="llm",
         program=VENV / "llm",
@@ -112,10 +154,79 @@ AGENTS_BY_NAME: Final = {
         later=("--continue", "-p"),
         files=_documented("Qwen Code", "json", QUIET_QWEN),
     ),
-    "cline": Agent(
+    "cline": Agent(  # its command line continues a task only at a terminal
         package="cline",
-        program=AGENTS / "cline",
-        first=tuple(CLINE),
-        setup=CLINE_SETUP,
+        program=VENV / "python",
+        first=ACP,
+        later=ACP,
+        setup=(str(AGENTS / "cline"), *CLINE_SETUP),
+        variables={"CLINE_PROVIDER": "openai-compatible", "CLINE_MODEL": "local", "CLINE_API_KEY": "none"},
+    ),
+    "aider": Agent(
+        package="aider-chat",
+        program=AIDER / "aider",
+        first=AIDER_WORDS,
+        later=AIDER_WORDS,
+        files=_aider,
+    ),
+    "open-webui": Agent(
+        package="open-webui",
+        program=VENV / "python",
+        first=OPEN_WEBUI,
+        later=OPEN_WEBUI,
+        files=_open_webui,
     ),
 }
+AGENTS_BY_NAME["pi-litellm"] = replace(
+    AGENTS_BY_NAME["pi"],
+    first=("--api-key", PROXY_KEY, *AGENTS_BY_NAME["pi"].first),
+    later=("--api-key", PROXY_KEY, *AGENTS_BY_NAME["pi"].later),
+    behind="litellm",
+)
+
+
+def words(agent: Agent, turn: int, task: str) -> list[str]:
+    """Return the command line of a turn, from 0."""
+    return [program(str(agent.program)), *(agent.later if turn else agent.first), task]
+
+
+async def takes_turn(agent: Agent, leg: Leg, home: Path, turn: int, task: str) -> Ended:
+    """Let an agent take a turn, from 0. Raises TimeoutError."""
+    async with acting(agent, leg, home) as work:
+        return await ran(words(agent, turn, task), home, agent.variables, cwd=work)
+
+
+@asynccontextmanager
+async def acting(agent: Agent, leg: Leg, home: Path) -> AsyncIterator[Path]:
+    """Prepare an agent's settings, and start the proxy that it uses; yield its working folder."""
+    work = home / "work"
+    work.mkdir(exist_ok=True)
+    if not agent.behind:
+        await agent.prepare(home, leg.url)
+        yield work
+        return
+    async with _litellm(leg.url, home) as url:
+        await agent.prepare(home, url)
+        yield work
+
+
+@asynccontextmanager
+async def _litellm(url: str, home: Path) -> AsyncIterator[str]:
+    """Run LiteLLM's proxy; yield its URL."""
+    config, port = home / "litellm.yaml", free_port()
+    model = {"model": "openai/local", "api_base": f"{url}/v1", "api_key": "none"}
+    config.write_text(json.dumps({"model_list": [{"model_name": "local", "litellm_params": model}]}))
+    line = [str(VENV / "litellm"), "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
+    ours = f"http://127.0.0.1:{port}"
+
+    async def lives() -> bool:
+        async with httpx.AsyncClient() as client:
+            try:
+                return (await client.get(f"{ours}/health/liveliness")).status_code == 200
+            except httpx.HTTPError:
+                return False
+
+    with (home / "litellm.log").open("wb") as log:
+        async with begun(line, home, {"LITELLM_MASTER_KEY": PROXY_KEY}, output=log.fileno()):
+            await until_async(lives)
+            yield ours

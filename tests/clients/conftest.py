@@ -19,6 +19,7 @@ from typing import Any, Final
 import pytest
 from benchmarks.figures import documented
 
+from clients import open_webui
 from engine.conftest import SAME_IN_ANY_BATCH, every_answer_has_its_prediction, guessed_prices
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
@@ -30,6 +31,7 @@ __all__ = ["every_answer_has_its_prediction", "guessed_prices"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 VENV: Final = ROOT / "build" / "venv" / "clients" / "bin"  # with Node.js
+AIDER: Final = ROOT / "build" / "venv" / "aider" / "bin"
 AGENTS: Final = ROOT / "build" / "clients" / "node_modules" / ".bin"
 PACKAGES: Final = AGENTS.parent
 ARTIFACTS: Final = os.environ.get("ARTIFACTS")
@@ -104,8 +106,8 @@ async def stock_leg(build: str, folder: Path, *flags: str) -> AsyncIterator[Leg]
 
 
 @asynccontextmanager
-async def our_leg(build: str, folder: Path, *flags: str) -> AsyncIterator[Leg]:
-    async with stock_leg(build, folder, *flags) as behind, lab.keeping(behind.engine) as sidecar:
+async def our_leg(build: str, folder: Path, *flags: str, **settings: Any) -> AsyncIterator[Leg]:
+    async with stock_leg(build, folder, *flags) as behind, lab.keeping(behind.engine, **settings) as sidecar:
         yield Leg(url=lab.url_of(sidecar), engine=behind.engine, sidecar=sidecar)
 
 
@@ -132,7 +134,12 @@ def environment(home: Path, more: Mapping[str, str]) -> dict[str, str]:
 
 @asynccontextmanager
 async def begun(
-    words: Sequence[str], home: Path, more: Mapping[str, str] | None = None, cwd: Path | None = None
+    words: Sequence[str],
+    home: Path,
+    more: Mapping[str, str] | None = None,
+    *,
+    cwd: Path | None = None,
+    output: int = asyncio.subprocess.PIPE,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Start a program in a session of its own, and kill what is left of it at the end."""
     process = await asyncio.create_subprocess_exec(
@@ -140,8 +147,8 @@ async def begun(
         env=environment(home, more or {}),
         cwd=cwd or home,
         stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+        stdout=output,
+        stderr=output,
         start_new_session=True,
     )
     try:
@@ -185,8 +192,10 @@ def measured(record_property: Callable[[str, object], None]) -> Callable[..., No
 
 
 def version(client: str) -> str:
-    """Return the version of a package from PyPI or npm."""
-    paths = [str(path) for path in VENV.parent.glob("lib/python*/site-packages")]
+    """Return the version of a package from PyPI or npm, or of the one whose requests are sent instead."""
+    if client == "open-webui":
+        return open_webui.VERSION
+    paths = [str(path) for venv in (VENV, AIDER) for path in venv.parent.glob("lib/python*/site-packages")]
     if found := next(iter(distributions(name=client, path=paths)), None):
         return found.version
     return str(json.loads((PACKAGES / client / "package.json").read_bytes())["version"])

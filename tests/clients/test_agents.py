@@ -14,9 +14,8 @@ import pytest
 
 from builds import BUILDS, NEWER
 from chaos.raw import until_async
-from clients.agents import AGENTS_BY_NAME, Agent
-from clients.conftest import Ended, Leg, our_leg, ran, stock_leg
-from programs import program
+from clients.agents import AGENTS_BY_NAME, Agent, acting, takes_turn, words
+from clients.conftest import Ended, Leg, begun, end, our_leg, stock_leg
 from slotkeeper.bench import lab
 
 pytestmark = pytest.mark.clients
@@ -24,22 +23,9 @@ pytestmark = pytest.mark.clients
 TASKS: Final = ("Say hello.", "Say it in other words.", "Say goodbye.")
 AT_MOST: Final = 1.005  # times the tokens that the engine evaluates without us
 AFTER_RESTART: Final = 1.05  # times those of an engine that was not restarted
-QUICK: Final = ("llm", "pi", "codex")  # agents that start within seconds
+QUICK: Final = ("llm", "pi", "codex", "aider", "open-webui", "pi-litellm")  # they start within seconds
 SLOW: Final = ("opencode", "claude-code", "qwen-code", "cline")
-
-
-def words(agent: Agent, turn: int) -> list[str]:
-    return [program(str(agent.program)), *(agent.later if turn else agent.first), TASKS[turn]]
-
-
-async def takes_turn(agent: Agent, leg: Leg, home: Path, turn: int = 0) -> Ended:
-    agent.write(home, leg.url)
-    if agent.setup:
-        stored = await ran([str(agent.program), *agent.setup_for(leg.url)], home, agent.variables)
-        assert stored.code == 0, stored
-    work = home / "work"
-    work.mkdir(exist_ok=True)
-    return await ran(words(agent, turn), home, agent.variables, cwd=work)
+AT_ONCE: Final = (QUICK[:3], QUICK[3:])
 
 
 async def converses(agent: Agent, leg: Leg, home: Path, turns: int) -> tuple[int, int]:
@@ -47,7 +33,7 @@ async def converses(agent: Agent, leg: Leg, home: Path, turns: int) -> tuple[int
     shutil.rmtree(home)
     home.mkdir()  # noqa: ASYNC240 - a local disk
     before = await leg.evaluated()
-    ended = [await takes_turn(agent, leg, home, turn) for turn in range(turns)]
+    ended = [await takes_turn(agent, leg, home, turn, TASKS[turn]) for turn in range(turns)]
     return sum(one.code != 0 or not one.out.strip() for one in ended), await leg.evaluated() - before
 
 
@@ -58,16 +44,17 @@ async def converses(agent: Agent, leg: Leg, home: Path, turns: int) -> tuple[int
 )
 async def test_an_agent_costs_no_more_than_with_the_engine_alone(name, kind, home, tmp_path, measured):
     agent = AGENTS_BY_NAME[name]
-    turns = 3 if name in QUICK else 2 if agent.later else 1
-    words(agent, 0)
+    turns = 3 if name in QUICK else 2
+    words(agent, 0, "")
+    client, case = agent.row
     async with stock_leg(kind, tmp_path / "stock") as stock, our_leg(kind, tmp_path / "ours") as ours:
         errors_stock, tokens_stock = await converses(agent, stock, home, turns)
         errors_ours, tokens_ours = await converses(agent, ours, home, turns)
         idle = lab.spent(ours.sidecar).idle
     measured(
-        agent.package,
+        client,
         stock,
-        case=f"{turns} turns",
+        case=f"{case}{turns} turns",
         errors_ours=errors_ours,
         errors_stock=errors_stock,
         tokens_ours=tokens_ours,
@@ -80,17 +67,21 @@ async def test_an_agent_costs_no_more_than_with_the_engine_alone(name, kind, hom
     assert counted <= AT_MOST * tokens_stock
 
 
-@pytest.mark.parametrize("name", ["pi", "codex"])  # the prompts of llm are too short to be saved
-async def test_a_kill_of_sidecar_and_engine_between_two_turns_costs_little(name, home, tmp_path, measured):
+@pytest.mark.parametrize("kind", BUILDS)
+@pytest.mark.parametrize("name", QUICK[1:])  # the prompts of llm are too short to be saved
+async def test_a_kill_of_sidecar_and_engine_between_two_turns_costs_little(
+    name, kind, home, tmp_path, measured
+):
     """The least possible are the tokens of an engine alone that was not killed."""
     agent = AGENTS_BY_NAME[name]
-    words(agent, 0)
-    async with stock_leg(NEWER, tmp_path / "stock") as stock:
+    words(agent, 0, "")
+    client, case = agent.row
+    async with stock_leg(kind, tmp_path / "stock") as stock:
         errors_stock, least = await converses(agent, stock, home, 2)
     shutil.rmtree(home)
     home.mkdir()
     ended, tokens = list[Ended](), 0
-    async with stock_leg(NEWER, tmp_path / "ours") as behind:
+    async with stock_leg(kind, tmp_path / "ours") as behind:
         for turn in range(2):
             before = await behind.evaluated()
             log = tmp_path / f"{turn}.log"
@@ -98,15 +89,15 @@ async def test_a_kill_of_sidecar_and_engine_between_two_turns_costs_little(name,
             with log.open("wb") as output:
                 async with lab.served(behind.url, folder, output.fileno()) as served:
                     leg = Leg(url=served.url, engine=behind.engine)
-                    ended.append(await takes_turn(agent, leg, home, turn))
+                    ended.append(await takes_turn(agent, leg, home, turn, TASKS[turn]))
                     await until_async(partial(saved, log))
                     os.kill(served.pid, signal.SIGKILL)
             tokens += await behind.evaluated() - before
             await behind.restarted()
     measured(
-        agent.package,
+        client,
         behind,
-        case="killed between 2 turns",
+        case=f"{case}killed between 2 turns",
         errors_ours=sum(one.code != 0 for one in ended),
         errors_stock=errors_stock,
         tokens_ours=tokens,
@@ -122,18 +113,36 @@ async def saved(log: Path) -> bool:
     return '"moment":"pause"' in after
 
 
-async def test_more_agents_than_slots_at_once(home, tmp_path, measured):
+@pytest.mark.parametrize("kind", BUILDS)
+@pytest.mark.parametrize("names", AT_ONCE, ids=", ".join)
+async def test_more_agents_than_slots_at_once(names, kind, home, tmp_path, measured):
     """Two clients of each kind share two slots."""
-    agents = [AGENTS_BY_NAME[name] for name in QUICK] * 2
+    agents = [AGENTS_BY_NAME[name] for name in names] * 2
     homes = [home / str(number) for number in range(len(agents))]
     for agent, one in zip(agents, homes, strict=True):
-        words(agent, 0)
+        words(agent, 0, "")
         one.mkdir()
-    async with our_leg(NEWER, tmp_path / "ours") as ours:
-        turns = [takes_turn(agent, ours, one) for agent, one in zip(agents, homes, strict=True)]
-        ended = await asyncio.gather(*turns)
+    async with our_leg(kind, tmp_path / "ours") as ours:
+        pairs = zip(agents, homes, strict=True)
+        ended = await asyncio.gather(*(takes_turn(agent, ours, one, 0, TASKS[0]) for agent, one in pairs))
     failed = sum(one.code != 0 for one in ended)
-    measured(
-        QUICK[0], ours, case=f"{len(agents)} of {', '.join(QUICK)} at once on 2 slots", errors_ours=failed
-    )
+    case = f"{len(agents)} of {', '.join(names)} at once on 2 slots"
+    measured(agents[0].package, ours, case=case, errors_ours=failed)
     assert failed == 0, [str(one) for one in ended]
+
+
+@pytest.mark.parametrize("kind", BUILDS)
+@pytest.mark.parametrize("name", QUICK)
+async def test_ctrl_c_in_a_turn_frees_the_slot(name, kind, home, tmp_path):
+    """The engine's answers do not end until the context is full."""
+    agent = AGENTS_BY_NAME[name]
+    line = words(agent, 0, TASKS[0])
+    async with (
+        our_leg(kind, tmp_path / "ours", "--ignore-eos") as ours,
+        acting(agent, ours, home) as work,
+        begun(line, home, agent.variables, cwd=work) as process,
+    ):
+        await until_async(ours.busy)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        await end(process)
+        await until_async(ours.idle)
