@@ -50,6 +50,8 @@ ASIDE: Final = (  # by a user message
     *TITLE_ASKED,
     "### Task:\nGenerate 1-3 broad tags",  # Open WebUI
     "### Task:\nSuggest 3-5 relevant follow-up",  # Open WebUI
+    "### Task:\nPredict 3-5 useful messages",  # Open WebUI
+    "### Task:\nYou are an autocompletion system",  # Open WebUI
 )
 ASIDE_SYSTEM: Final = (
     *TITLE_ASKED,

@@ -36,6 +36,7 @@ PLAN = "CRITICAL: Respond with text only. Summarise what was done."
 ROUND_TRIP = reply(bash={"command": "ls"}), result("bash", "a\nb")
 CLEARED = ROUND[0], result("read", "[Old tool result content cleared]")
 SUGGEST = user("[SUGGESTION MODE: Suggest what comes next.]")
+OPEN_WEBUI = "Predict 3-5 useful messages", "You are an autocompletion system.", "Generate 1-3 broad tags"
 
 
 def then(*messages, text=SYSTEM, **more):
@@ -87,6 +88,12 @@ def test_a_request_in_a_known_conversation_gets_its_kind(new, kind):
 )
 def test_the_first_request_of_a_client_gets_its_kind(new, kind):
     assert Clients().explains(new, UNNAMED).kind is kind
+
+
+@pytest.mark.parametrize("task", OPEN_WEBUI)
+def test_a_side_request_of_open_webui_is_one_before_any_chat_is_known(task):
+    new = chat(user(f"### Task:\n{task}\n### Chat History:\nUSER: What is the time?"), tools=[])
+    assert Clients().explains(new, UNNAMED).kind is RequestKind.SIDE
 
 
 def test_a_conversation_continues_after_a_summary():
