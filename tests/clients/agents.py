@@ -107,7 +107,7 @@ AIDER_WORDS: Final = (
     "--restore-chat-history",
     "--message",
 )
-ACP: Final = (str(HERE / "acp.py"), str(AGENTS / "cline"), *CLINE, "--acp")
+CLINE_WORDS: Final = (str(HERE / "cline.py"), str(AGENTS / "cline"), *CLINE)
 OPEN_WEBUI: Final = (str(HERE / "open_webui.py"),)
 AGENTS_BY_NAME: Final[dict[str, Agent]] = {
     "llm": Agent(
@@ -154,13 +154,12 @@ AGENTS_BY_NAME: Final[dict[str, Agent]] = {
         later=("--continue", "-p"),
         files=_documented("Qwen Code", "json", QUIET_QWEN),
     ),
-    "cline": Agent(  # its command line continues a task only at a terminal
+    "cline": Agent(
         package="cline",
         program=VENV / "python",
-        first=ACP,
-        later=ACP,
+        first=CLINE_WORDS,
+        later=CLINE_WORDS,
         setup=(str(AGENTS / "cline"), *CLINE_SETUP),
-        variables={"CLINE_PROVIDER": "openai-compatible", "CLINE_MODEL": "local", "CLINE_API_KEY": "none"},
     ),
     "aider": Agent(
         package="aider-chat",

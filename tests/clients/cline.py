@@ -1,18 +1,21 @@
-"""Give an agent one message over the Agent Client Protocol (JSON-RPC on its stdin and stdout), as editors do.
+"""Take one turn with Cline: the first at its command line, a later one as an editor does.
 
-`python acp.py PROGRAM ARGUMENT... TEXT` continues the session that `session.txt` names, if there is one. For
-agents whose command line continues a session only at a terminal.
+`python cline.py PROGRAM ARGUMENT... TEXT`. Cline's command line continues a session only at a terminal;
+editors continue it over the Agent Client Protocol (JSON-RPC on stdin and stdout). It is the newest session of
+the home.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import IO, Any, Final
 
-SESSION: Final = Path("session.txt")
+# With --acp Cline takes them from nowhere else.
+VARIABLES: Final = {"CLINE_PROVIDER": "openai-compatible", "CLINE_MODEL": "local", "CLINE_API_KEY": "none"}
 
 
 class Agent:
@@ -36,25 +39,33 @@ class Agent:
         raise RuntimeError("the agent has ended")
 
 
-def turn(agent: Agent, text: str) -> None:
-    where: dict[str, Any] = {"cwd": str(Path.cwd()), "mcpServers": []}
+def continued(agent: Agent, session: str, text: str) -> None:
     agent.call("initialize", protocolVersion=1, clientCapabilities={})
-    if SESSION.exists():
-        session = SESSION.read_text()
-        agent.call("session/load", sessionId=session, **where)
-    else:
-        session = agent.call("session/new", **where)["sessionId"]
-        SESSION.write_text(session)
+    agent.call("session/load", sessionId=session, cwd=str(Path.cwd()), mcpServers=[])
     prompt = [{"type": "text", "text": text}]
     ended = agent.call("session/prompt", sessionId=session, prompt=prompt)["stopReason"]
     if ended != "end_turn":
         raise RuntimeError(f"the turn ended with {ended}")
 
 
-if __name__ == "__main__":
-    *words, text = sys.argv[1:]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+def main(program: str, *words: str) -> None:
+    listed = subprocess.run([program, "history", "--json"], capture_output=True, text=True, check=True)
+    sessions = json.loads(listed.stdout)
+    if not sessions:
+        subprocess.run([program, *words], check=True)
+        return
+    with subprocess.Popen(
+        [program, "--acp"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **VARIABLES},
+    ) as process:
         assert process.stdin
         assert process.stdout
-        turn(Agent(process.stdin, process.stdout), text)
+        continued(Agent(process.stdin, process.stdout), sessions[0]["sessionId"], words[-1])
         process.stdin.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

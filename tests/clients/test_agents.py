@@ -24,17 +24,18 @@ TASKS: Final = ("Say hello.", "Say it in other words.", "Say goodbye.")
 AT_MOST: Final = 1.005  # times the tokens that the engine evaluates without us
 AFTER_RESTART: Final = 1.05  # times those of an engine that was not restarted
 QUICK: Final = ("llm", "pi", "codex", "aider", "open-webui", "pi-litellm")  # they start within seconds
-SLOW: Final = ("opencode", "claude-code", "qwen-code", "cline")
+SLOW: Final = {"opencode": 2, "claude-code": 2, "qwen-code": 2, "cline": 3}  # turns
 AT_ONCE: Final = (QUICK[:3], QUICK[3:])
 
 
-async def converses(agent: Agent, leg: Leg, home: Path, turns: int) -> tuple[int, int]:
+async def converses(agent: Agent, leg: Leg, home: Path, turns: int) -> tuple[list[Ended], int]:
     """Take turns in a new home at the same path; return the failed ones, and the tokens of the engine."""
     shutil.rmtree(home)
     home.mkdir()  # noqa: ASYNC240 - a local disk
     before = await leg.evaluated()
     ended = [await takes_turn(agent, leg, home, turn, TASKS[turn]) for turn in range(turns)]
-    return sum(one.code != 0 or not one.out.strip() for one in ended), await leg.evaluated() - before
+    failed = [one for one in ended if one.code != 0 or not one.out.strip()]
+    return failed, await leg.evaluated() - before
 
 
 @pytest.mark.parametrize(
@@ -44,24 +45,24 @@ async def converses(agent: Agent, leg: Leg, home: Path, turns: int) -> tuple[int
 )
 async def test_an_agent_costs_no_more_than_with_the_engine_alone(name, kind, home, tmp_path, measured):
     agent = AGENTS_BY_NAME[name]
-    turns = 3 if name in QUICK else 2
+    turns = SLOW.get(name, 3)
     words(agent, 0, "")
     client, case = agent.row
     async with stock_leg(kind, tmp_path / "stock") as stock, our_leg(kind, tmp_path / "ours") as ours:
-        errors_stock, tokens_stock = await converses(agent, stock, home, turns)
-        errors_ours, tokens_ours = await converses(agent, ours, home, turns)
+        failed_stock, tokens_stock = await converses(agent, stock, home, turns)
+        failed_ours, tokens_ours = await converses(agent, ours, home, turns)
         idle = lab.spent(ours.sidecar).idle
     measured(
         client,
         stock,
         case=f"{case}{turns} turns",
-        errors_ours=errors_ours,
-        errors_stock=errors_stock,
+        errors_ours=len(failed_ours),
+        errors_stock=len(failed_stock),
         tokens_ours=tokens_ours,
         tokens_stock=tokens_stock,
         idle_tokens=idle,
     )
-    assert (errors_ours, errors_stock) == (0, 0)
+    assert (failed_ours, failed_stock) == ([], [])
     # An older build has no checkpoints in its files: in a long pause we compute some 1,200 tokens anew.
     counted = tokens_ours if kind == NEWER else tokens_ours - idle
     assert counted <= AT_MOST * tokens_stock
@@ -77,7 +78,7 @@ async def test_a_kill_of_sidecar_and_engine_between_two_turns_costs_little(
     words(agent, 0, "")
     client, case = agent.row
     async with stock_leg(kind, tmp_path / "stock") as stock:
-        errors_stock, least = await converses(agent, stock, home, 2)
+        failed_stock, least = await converses(agent, stock, home, 2)
     shutil.rmtree(home)
     home.mkdir()
     ended, tokens = list[Ended](), 0
@@ -99,11 +100,11 @@ async def test_a_kill_of_sidecar_and_engine_between_two_turns_costs_little(
         behind,
         case=f"{case}killed between 2 turns",
         errors_ours=sum(one.code != 0 for one in ended),
-        errors_stock=errors_stock,
+        errors_stock=len(failed_stock),
         tokens_ours=tokens,
         tokens_stock=least,
     )
-    assert [one.code for one in ended] == [0, 0]
+    assert not any(one.code for one in ended), [str(one) for one in ended]
     assert tokens <= AFTER_RESTART * least
 
 
