@@ -142,6 +142,7 @@ SWITCHES: Final[Mapping[str, tuple[str, bool]]] = {
     "--context-shift": ("ctx_shift", True),
     "--no-context-shift": ("ctx_shift", False),
     "--swa-full": ("swa_full", True),
+    "--ignore-eos": ("sampling.ignore_eos", True),
     "--warmup": ("warmup", True),
     "--no-warmup": ("warmup", False),
     "--embedding": ("embedding", True),
