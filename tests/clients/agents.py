@@ -24,6 +24,7 @@ from slotkeeper.engine.child.launch import free_port
 
 Files = Mapping[str, str]
 HERE: Final = Path(__file__).parent
+WORK: Final = "work"  # the folder in which an agent runs, in its user's home
 PAGE: Final = "docs/agents.md"
 DOCUMENTED_URL: Final = "http://127.0.0.1:8080"
 OUTPUT_TOKENS: Final = 8192
@@ -91,7 +92,7 @@ def _aider(url: str) -> Files:
 
 
 def _open_webui(url: str) -> Files:
-    return {"work/url.txt": url}
+    return {f"{WORK}/url.txt": url}
 
 
 (PI,) = _documented_words("pi")
@@ -189,24 +190,22 @@ def words(agent: Agent, turn: int, task: str) -> list[str]:
     return [program(str(agent.program)), *(agent.later if turn else agent.first), task]
 
 
-async def takes_turn(agent: Agent, leg: Leg, home: Path, turn: int, task: str) -> Ended:
-    """Let an agent take a turn, from 0. Raises TimeoutError."""
-    async with acting(agent, leg, home) as work:
-        return await ran(words(agent, turn, task), home, agent.variables, cwd=work)
+async def takes_turn(agent: Agent, home: Path, turn: int, task: str) -> Ended:
+    """Let an agent take a turn, from 0, within `acting`. Raises TimeoutError."""
+    return await ran(words(agent, turn, task), home, agent.variables, cwd=home / WORK)
 
 
 @asynccontextmanager
-async def acting(agent: Agent, leg: Leg, home: Path) -> AsyncIterator[Path]:
-    """Prepare an agent's settings, and start the proxy that it uses; yield its working folder."""
-    work = home / "work"
-    work.mkdir(exist_ok=True)
+async def acting(agent: Agent, leg: Leg, home: Path) -> AsyncIterator[None]:
+    """Prepare an agent's settings and working folder, and run the proxy that it uses."""
+    home.joinpath(WORK).mkdir(parents=True, exist_ok=True)
     if not agent.behind:
         await agent.prepare(home, leg.url)
-        yield work
+        yield
         return
     async with _litellm(leg.url, home) as url:
         await agent.prepare(home, url)
-        yield work
+        yield
 
 
 @asynccontextmanager

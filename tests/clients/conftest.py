@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -135,6 +136,11 @@ def environment(home: Path, more: Mapping[str, str]) -> dict[str, str]:
     return {**kept, **fixed, "HOME": str(home), "PATH": path, **more}
 
 
+def _heeds_ctrl_c() -> None:
+    """Undo what a child of a shell's background job inherits: such a job ignores SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @asynccontextmanager
 async def begun(
     words: Sequence[str],
@@ -153,6 +159,7 @@ async def begun(
         stdout=output,
         stderr=output,
         start_new_session=True,
+        preexec_fn=_heeds_ctrl_c,
     )
     try:
         yield process

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from builds import NEWER
-from clients.agents import AGENTS_BY_NAME, takes_turn
+from clients.agents import AGENTS_BY_NAME, acting, takes_turn
 from clients.conftest import LIBRARIES, Leg, line, our_leg, ran, version
 from slotkeeper.bench.replay import Entry, merged, read
 
@@ -107,9 +107,11 @@ async def _uses(name: str, leg: Leg, home: Path) -> None:
         ended = await ran(line(name, leg), home)
         assert ended.code == 0, ended
         return
-    for turn, task in enumerate(TASKS):
-        ended = await takes_turn(AGENTS_BY_NAME[name], leg, home, turn, task)
-        assert ended.code == 0, ended
+    agent = AGENTS_BY_NAME[name]
+    async with acting(agent, leg, home):
+        for turn, task in enumerate(TASKS):
+            ended = await takes_turn(agent, home, turn, task)
+            assert ended.code == 0, ended
 
 
 def package(name: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 from builds import BUILDS, NEWER
 from chaos.raw import until_async
-from clients.agents import AGENTS_BY_NAME, Agent, acting, takes_turn, words
+from clients.agents import AGENTS_BY_NAME, WORK, Agent, acting, takes_turn, words
 from clients.conftest import Ended, Leg, begun, end, our_leg, stock_leg
 from slotkeeper.bench import lab
 
@@ -31,9 +31,9 @@ AT_ONCE: Final = (QUICK[:3], QUICK[3:])
 async def converses(agent: Agent, leg: Leg, home: Path, turns: int) -> tuple[list[Ended], int]:
     """Take turns in a new home at the same path; return the failed ones, and the tokens of the engine."""
     shutil.rmtree(home)
-    home.mkdir()  # noqa: ASYNC240 - a local disk
     before = await leg.evaluated()
-    ended = [await takes_turn(agent, leg, home, turn, TASKS[turn]) for turn in range(turns)]
+    async with acting(agent, leg, home):
+        ended = [await takes_turn(agent, home, turn, TASKS[turn]) for turn in range(turns)]
     failed = [one for one in ended if one.code != 0 or not one.out.strip()]
     return failed, await leg.evaluated() - before
 
@@ -80,7 +80,6 @@ async def test_a_kill_of_sidecar_and_engine_between_two_turns_costs_little(
     async with stock_leg(kind, tmp_path / "stock") as stock:
         failed_stock, least = await converses(agent, stock, home, 2)
     shutil.rmtree(home)
-    home.mkdir()
     ended, tokens = list[Ended](), 0
     async with stock_leg(kind, tmp_path / "ours") as behind:
         for turn in range(2):
@@ -89,8 +88,8 @@ async def test_a_kill_of_sidecar_and_engine_between_two_turns_costs_little(
             folder = ("--slot-dir", str(behind.engine.flags.slot_save_path))
             with log.open("wb") as output:
                 async with lab.served(behind.url, folder, output.fileno()) as served:
-                    leg = Leg(url=served.url, engine=behind.engine)
-                    ended.append(await takes_turn(agent, leg, home, turn, TASKS[turn]))
+                    async with acting(agent, Leg(url=served.url, engine=behind.engine), home):
+                        ended.append(await takes_turn(agent, home, turn, TASKS[turn]))
                     await until_async(partial(saved, log))
                     os.kill(served.pid, signal.SIGKILL)
             tokens += await behind.evaluated() - before
@@ -119,13 +118,15 @@ async def saved(log: Path) -> bool:
 async def test_more_agents_than_slots_at_once(names, kind, home, tmp_path, measured):
     """Two clients of each kind share two slots."""
     agents = [AGENTS_BY_NAME[name] for name in names] * 2
-    homes = [home / str(number) for number in range(len(agents))]
-    for agent, one in zip(agents, homes, strict=True):
+    for agent in agents:
         words(agent, 0, "")
-        one.mkdir()
+
+    async def greets(number: int) -> Ended:
+        async with acting(agents[number], ours, home / str(number)):
+            return await takes_turn(agents[number], home / str(number), 0, TASKS[0])
+
     async with our_leg(kind, tmp_path / "ours") as ours:
-        pairs = zip(agents, homes, strict=True)
-        ended = await asyncio.gather(*(takes_turn(agent, ours, one, 0, TASKS[0]) for agent, one in pairs))
+        ended = await asyncio.gather(*map(greets, range(len(agents))))
     failed = sum(one.code != 0 for one in ended)
     case = f"{len(agents)} of {', '.join(names)} at once on 2 slots"
     measured(agents[0].package, ours, case=case, errors_ours=failed)
@@ -140,8 +141,8 @@ async def test_ctrl_c_in_a_turn_frees_the_slot(name, kind, home, tmp_path):
     line = words(agent, 0, TASKS[0])
     async with (
         our_leg(kind, tmp_path / "ours", "--ignore-eos") as ours,
-        acting(agent, ours, home) as work,
-        begun(line, home, agent.variables, cwd=work) as process,
+        acting(agent, ours, home),
+        begun(line, home, agent.variables, cwd=home / WORK) as process,
     ):
         await until_async(ours.busy)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
