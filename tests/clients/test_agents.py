@@ -40,7 +40,11 @@ async def converses(agent: Agent, leg: Leg, home: Path, turns: int) -> tuple[lis
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [pytest.param(name, *kind.values, marks=kind.marks) for name in QUICK for kind in BUILDS]
+    [
+        pytest.param(name, *kind.values, marks=kind.marks, id=f"{name}-{kind.id}")
+        for name in QUICK
+        for kind in BUILDS
+    ]
     + [(name, NEWER) for name in SLOW],
 )
 async def test_an_agent_costs_no_more_than_with_the_engine_alone(name, kind, home, tmp_path, measured):
