@@ -86,6 +86,15 @@ class Settings(BaseSettings):
         ),
     )
 
+    max_running: int = Field(
+        default=LIMITS.running,
+        ge=0,
+        description=(
+            "requests at work on one engine at once: with more slots than that, the others keep their "
+            "contexts meanwhile; 0: one for each slot"
+        ),
+    )
+
     # -- snapshots and idle work
     cold_dir: Path | None = Field(
         default=None,
@@ -118,15 +127,6 @@ class Settings(BaseSettings):
         default=LIMITS.idle_tokens,
         ge=0,
         description="prompt tokens that may be computed per hour in idle time (prefetch); 0: off",
-    )
-
-    max_running: int = Field(
-        default=LIMITS.running,
-        ge=0,
-        description=(
-            "requests at work on one engine at once: with more slots than that, the others keep their "
-            "contexts meanwhile; 0: one for each slot"
-        ),
     )
 
     # -- a store that several sidecars share

@@ -69,10 +69,11 @@ def test_a_new_file_is_no_existing_one_and_no_link(module, tmp_path):
 def test_a_file_is_locked_for_one_until_it_is_closed(module, tmp_path):
     path = tmp_path / "lock"
     one, other = (module.open_plain(path, os.O_RDWR | os.O_CREAT) for _ in range(2))
-    assert module.lock(one)
-    assert not module.lock(other)
+    module.lock(one)
+    with pytest.raises(BlockingIOError):
+        module.lock(other)
     os.close(one)
-    assert module.lock(other)
+    module.lock(other)
     os.close(other)
 
 

@@ -48,17 +48,17 @@ def open_log(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
 
-def lock(descriptor: int) -> bool:
-    """Lock a file without waiting; return whether no other process has locked it.
+def lock(descriptor: int) -> None:
+    """Lock a file without waiting. Raises BlockingIOError if another process has locked it.
 
     The lock ends with the descriptor, and with this process, however it ends. Some network file systems have
-    no locks: then it returns true.
+    no locks: there it does nothing.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        return error.errno not in {errno.EWOULDBLOCK, errno.EACCES}
-    return True
+        if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
+            raise BlockingIOError(error.errno, error.strerror) from error
 
 
 def make_private(descriptor: int) -> None:

@@ -66,12 +66,11 @@ def _open(path: Path, access: int, made: int, flags: int) -> int:
     return msvcrt.open_osfhandle(handle, flags)
 
 
-def lock(descriptor: int) -> bool:
+def lock(descriptor: int) -> None:
     try:
         msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-    except OSError:
-        return False
-    return True
+    except OSError as error:
+        raise BlockingIOError(error.errno, error.strerror) from error
 
 
 def make_private(descriptor: int) -> None:

@@ -277,9 +277,11 @@ class SnapshotFolder:
             return
         self.close()
         lock = FileIO(system.open_plain(path, os.O_RDWR | os.O_CREAT), "rb+")
-        if not system.lock(lock.fileno()):
+        try:
+            system.lock(lock.fileno())
+        except BlockingIOError as error:
             lock.close()
-            raise StoreError(Trouble.IN_USE, f"{self.path} is taken")
+            raise StoreError(Trouble.IN_USE, f"{self.path} is taken") from error
         self._lock, self.unread = lock, True
 
 
