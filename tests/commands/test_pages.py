@@ -65,12 +65,12 @@ UNITS: Final = Elsewhere(
     "tests/deploy/test_systemd.py", "def test_the_quick_start_installs_every_file", "root"
 )
 AGENTS: Final = Elsewhere(
-    "tests/clients/agents.py", "setup=CLINE_SETUP", "agents are installed by `make test-clients`"
+    "tests/clients/agents.py", "*CLINE_SETUP", "agents are installed by `make test-clients`"
 )
 ELSEWHERE: Final = {
     "make demo": Elsewhere(".ci/run", "step 5 make demo", "installs an engine, for minutes"),
     "slotkeeper bench": Elsewhere(
-        "tests/engine/test_bench.py", "def test_four_ways_on_a_model", "10 minutes"
+        "tests/engine/test_bench.py", "def test_four_ways_and_a_rival_on_a_model", "10 minutes"
     ),
     "pipx install": Elsewhere(
         "tests/commands/test_install.py", '"docs/quickstart.md"', "another way to install"

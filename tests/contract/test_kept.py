@@ -97,8 +97,8 @@ def test_the_list_has_exactly_the_collections_of_the_code():
     named = set(re.findall(rf"`((?:{'|'.join(PARTS)})\.[\w.]+)`", KEPT.read_text("utf-8")))
     found = set(collections())
     assert len(found) > 80, "the search finds nothing"
-    assert found - named == set(), "not in kept.md"
-    assert named - found == set(), "in kept.md, but not in the code"
+    assert found - named == set(), "add it with its bound to tests/contract/kept.md"
+    assert named - found == set(), "remove it from tests/contract/kept.md"
 
 
 def test_the_list_and_the_reliability_page_name_only_existing_tests():

@@ -44,7 +44,7 @@ from slotkeeper.conversation.layout import (
     user_says,
 )
 from slotkeeper.conversation.phrases import ASIDE, ASIDE_SYSTEM, SUMMARIZED, SUMMARIZER, SUMMARY_ASKED
-from slotkeeper.conversation.rules.rules import common, spoken_common
+from slotkeeper.conversation.rules.rules import common, spoken_common, unwrapped
 from slotkeeper.scheduler.prompts.tokens import Tokens
 
 DIGEST_BYTES: Final = 16
@@ -166,7 +166,7 @@ def likeness(conversation: Conversation, who: Who, layout: Layout) -> Likeness |
     other, old = conversation.who, conversation.received
     if who.client != other.client or (who.name and other.name and who.name != other.name):
         return None
-    count = common(old, layout)
+    count = in_common(conversation, layout)
     whole = count == len(old.messages) - old.lead
     moved = not whole and _moved(old, layout)
     if conversation.aside and not (whole or moved):
@@ -184,6 +184,20 @@ def _moved(old: Layout, new: Layout) -> bool:
     if not (old.between or new.between):
         return False
     return spoken_common(old, new) == sum(message.role is not Role.SYSTEM for message in old.messages) > 0
+
+
+def in_common(conversation: Conversation, layout: Layout) -> int:
+    """Count the first messages after the system text that both have in common.
+
+    The newest message of the conversation may have been shortened since, if the engine's reply follows it.
+    """
+    old = conversation.received
+    count = common(old, layout)
+    last = layout.lead + count
+    if old.lead + count + 1 == len(old.messages) and last + 1 < len(layout.messages):
+        shortened = unwrapped(layout.messages[last], old.messages[-1])
+        return count + (bool(shortened) and _brings_reply(conversation, layout, last + 1))
+    return count
 
 
 def _extends(old: Layout, new: Layout) -> bool:
@@ -213,9 +227,14 @@ def _shares_reply(found: Likeness, layout: Layout) -> bool:
     """Whether a reply of this conversation is in the request."""
     if found.whole and found.conversation.received.has_reply:
         return True
-    behind = layout.messages[layout.lead + found.common :]
-    newest = takewhile(_replied, dropwhile(lambda message: not _replied(message), behind))
-    return any(key in found.conversation.replies for message in newest for key in replied_by(message))
+    return _brings_reply(found.conversation, layout, layout.lead + found.common)
+
+
+def _brings_reply(conversation: Conversation, layout: Layout, at: int) -> bool:
+    """Whether the first reply from message `at` on is one that the engine gave in this conversation."""
+    behind = islice(layout.messages, at, None)
+    reply = takewhile(_replied, dropwhile(lambda message: not _replied(message), behind))
+    return any(key in conversation.replies for message in reply for key in replied_by(message))
 
 
 def _replied(message: Message) -> bool:

@@ -1,6 +1,9 @@
 import pytest
 
+from slotkeeper.api.answers.answer import READINGS
 from slotkeeper.api.head import Api, classify, is_for_clients, is_open, is_shared
+from slotkeeper.api.request import CAPS
+from slotkeeper.observe.spans import OPERATIONS
 
 
 @pytest.mark.parametrize(
@@ -50,6 +53,19 @@ def test_only_generating_routes_can_be_pinned_and_messages_cannot():
         Api.MESSAGES,
     }
     assert {api for api in Api if api.pinnable} == generating - {Api.MESSAGES}
+
+
+@pytest.mark.parametrize(
+    ("table", "where"),
+    [
+        (READINGS, "READINGS in answer.py"),
+        (CAPS, "CAPS in request.py"),
+        (OPERATIONS, "OPERATIONS in spans.py"),
+    ],
+    ids=["READINGS", "CAPS", "OPERATIONS"],
+)
+def test_each_table_has_every_api_that_generates(table, where):
+    assert set(table) == {api for api in Api if api.generates}, f"add the API to {where}"
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/health"])

@@ -261,7 +261,9 @@ class AnswerReading(Protocol):
         """Read a whole answer."""
 
 
-READINGS: Final[Mapping[Api, Callable[[AnswerBuilder], AnswerReading]]] = {  # else OpenAI's
+READINGS: Final[Mapping[Api, Callable[[AnswerBuilder], AnswerReading]]] = {
+    Api.CHAT: OpenAiReading,
+    Api.COMPLETIONS: OpenAiReading,
     Api.MESSAGES: AnthropicReading,
     Api.RESPONSES: ResponsesReading,
     Api.COMPLETION: LlamaReading,

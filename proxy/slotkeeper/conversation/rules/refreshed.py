@@ -80,9 +80,10 @@ def shared(scene: Scene, old: Layout) -> Shared:
 def _shared_words(old: Layout, new: Layout) -> Shared:
     theirs = [(at, message) for at, message in enumerate(new.messages) if message.role is not Role.SYSTEM]
     was = [(at, message) for at, message in enumerate(old.messages) if message.role is not Role.SYSTEM]
+    words, first_words = [message for _, message in theirs], [message for _, message in was]
     spoken, end_old, end_new = list[tuple[Message, Message]](), old.lead, new.lead
-    for (at, first), (there, now) in zip(was, theirs, strict=False):
-        if not continues(now, first, newest=there + 1 == len(new.messages)):
+    for n, ((at, first), (there, now)) in enumerate(zip(was, theirs, strict=False)):
+        if not continues(words, first_words, n):
             break
         end_old, end_new = at + 1, there + 1
         if now is not first:

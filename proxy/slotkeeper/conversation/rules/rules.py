@@ -416,16 +416,23 @@ def spoken_common(old: Layout, new: Layout) -> int:
 
 def _common(was: Sequence[Message], now: Sequence[Message]) -> int:
     count = 0
-    for one, other in zip(was, now, strict=False):
-        if not continues(other, one, newest=count + 1 == len(now)):
-            break
+    while count < min(len(was), len(now)) and continues(now, was, count):
         count += 1
     return count
 
 
-def continues(now: Message, first: Message, *, newest: bool) -> bool:
-    """Whether `now` is the message that was sent as `first`: the same, or shortened since by the client."""
-    return same(now, first) or bool(pruned(now, first)) or (not newest and bool(unwrapped(now, first)))
+def continues(now: Sequence[Message], was: Sequence[Message], at: int) -> bool:
+    """Whether message `at` is the one that was sent before: the same, or shortened since by the client.
+
+    What a user had written himself must not come back. So a shortened message of a user counts only if the
+    same reply follows it.
+    """
+    if same(now[at], was[at]) or pruned(now[at], was[at]):
+        return True
+    behind = at + 1
+    if behind >= min(len(was), len(now)) or was[behind].role is not Role.ASSISTANT:
+        return False
+    return bool(unwrapped(now[at], was[at])) and same(now[behind], was[behind])
 
 
 def unwrapped(now: Message, first: Message) -> tuple[Edit, ...]:

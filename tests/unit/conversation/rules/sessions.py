@@ -9,10 +9,10 @@ from typing import Any
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
 from slotkeeper.conversation.layout import Conversation, Layout, Match, Who
+from slotkeeper.conversation.likeness import in_common, reply_key
 from slotkeeper.conversation.rules import base
 from slotkeeper.conversation.rules.apply import Outcome, canonical
 from slotkeeper.conversation.rules.base import Mode, Room, Rule
-from slotkeeper.conversation.rules.rules import common
 
 Doc = dict[str, Any]
 
@@ -29,7 +29,7 @@ class Session:
         untouched = deepcopy(doc)
         received = self._laid_out(doc)
         assert received is not None
-        match = Match(self.before, common(self.before.sent, received) if self.before else 0)
+        match = Match(self.before, in_common(self.before, received) if self.before else 0)
         outcome = self._through(doc, received, match)
         again = self._laid_out(outcome.doc)
         assert again is not None
@@ -44,6 +44,12 @@ class Session:
             notes=outcome.notes,
         )
         return outcome
+
+    def hears(self, said: str) -> None:
+        """Take the engine's reply to the last request."""
+        assert self.before is not None
+        reply = {"role": "assistant", "content": said}
+        self.before.replies[reply_key(reply)] = reply
 
     def _through(self, doc: Doc, layout: Layout, match: Match) -> Outcome:
         modes = {rule.name: Mode.FIX for rule in self._rules}

@@ -2,6 +2,8 @@
 
 import pytest
 
+from slotkeeper.conversation.divergence import CAUSES, OF_FACT
+from slotkeeper.conversation.phrases import FactKind
 from slotkeeper.conversation.rules.apply import DEFAULTS, RULES
 from slotkeeper.conversation.rules.base import Choice, Mode, RuleName
 
@@ -15,6 +17,11 @@ def modes(*texts: str, client: str = QWEN):
 def test_every_rule_name_has_one_rule_with_a_description():
     assert sorted(rule.name for rule in RULES) == sorted(RuleName)
     assert all(rule.about.endswith(".") and rule.safe.endswith(".") for rule in RULES)
+
+
+def test_every_rule_undoes_a_cause_and_every_fact_has_one():
+    assert {seen.rule for seen in CAUSES.values()} >= set(RuleName), "give the rule a Cause: CAUSES"
+    assert set(OF_FACT) == set(FactKind), "give the kind of fact its Cause: OF_FACT"
 
 
 def test_rules_that_move_text_only_observe_by_default():
