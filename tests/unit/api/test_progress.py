@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.api.answers.answer import LONGEST, Progress, ProgressFilter
+from slotkeeper.api.answers.answer import (
+    END,
+    LONGEST,
+    AnswerReader,
+    Progress,
+    ProgressFilter,
+    read_progress,
+    waiting_event,
+)
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import UNNAMED, ask_for, can_ask, parse, placed
 
@@ -93,3 +101,32 @@ def test_progress_events_of_an_unknown_shape_are_removed_and_ignored(malformed):
     known = filtered.latest
     assert filtered.feed(b'data: {"prompt_progress":' + malformed + b"}\n\n" + ROLE) == ROLE
     assert filtered.latest == known
+
+
+# -- events of our own, before the engine has sent one -----------------------------------------------------
+
+NOW = {"doing": "queued", "place": 2}
+
+
+@pytest.mark.parametrize("api", [Api.CHAT, Api.COMPLETIONS, Api.COMPLETION])
+def test_an_event_of_ours_has_no_text_and_says_what_the_request_waits_for(api):
+    reader = AnswerReader(api, stream=True)
+    event = waiting_event(api, "id", 1, NOW, None)
+    assert event is not None
+    reader.feed(event)
+    assert not reader.first_token()
+    assert event.endswith(END)
+    doc = orjson.loads(event.removeprefix(b"data: "))
+    assert doc["slotkeeper"] == NOW
+    assert "prompt_progress" not in doc, "it is not known yet what is to be computed"
+
+
+def test_an_event_of_ours_has_the_progress_in_the_engines_shape():
+    event = waiting_event(Api.CHAT, "id", 1, NOW, Progress(total=100, reused=40, processed=60, seconds=0.5))
+    assert event is not None
+    assert read_progress(event) == Progress(total=100, reused=40, processed=60, seconds=0.5)
+
+
+@pytest.mark.parametrize("api", [Api.MESSAGES, Api.RESPONSES, Api.INFILL])
+def test_routes_without_progress_events_get_none_of_ours(api):
+    assert waiting_event(api, "id", 1, NOW, None) is None
