@@ -203,7 +203,7 @@ def time_to_live(asked: Asked, rate: float) -> list[SnapshotId]:
 
     The newest state of a conversation lives until its next request, and at most for the seconds that gain
     most: the chance that a pause ends by then, times the seconds of prefill at `rate` tokens a second, less
-    these seconds themselves (equation 2; with one slot nobody queues). If all live, the conversation that
+    these seconds themselves (equation 2; with one slot no request queues). If all live, the conversation that
     began last gives way. Chances are those of all pauses so far, from the first on: the paper waits for 100
     of a tool, and leaves a user's pause out.
     """

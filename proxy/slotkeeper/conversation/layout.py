@@ -129,6 +129,11 @@ class Layout:
         return next((n for n, m in enumerate(self.messages) if m.role is not Role.SYSTEM), len(self.messages))
 
     @property
+    def spoken(self) -> list[tuple[int, Message]]:
+        """The messages of user, model and tools, each with its index."""
+        return [(at, message) for at, message in enumerate(self.messages) if message.role is not Role.SYSTEM]
+
+    @property
     def has_reply(self) -> bool:
         return any(message.role is Role.ASSISTANT for message in self.messages)
 
@@ -246,9 +251,7 @@ class Match:
     sibling: Conversation | None = None  # another of the same client, with the same system text or tools
     beside: Conversation | None = None  # the latest of this client that has tools
     same_agent: bool = True  # whether `before` is of the same agent: see `likeness.same_agent`
-    moved: bool = (
-        False  # all of `before` is there, but system messages between the others came, went or moved
-    )
+    moved: bool = False  # all of `before` is there, but system messages between came, went or moved
     keys: Keys | None = field(default=None, compare=False)  # the request's index keys
 
     @property

@@ -183,7 +183,7 @@ def _moved(old: Layout, new: Layout) -> bool:
     """Whether all that user and model said is still there, and only system messages between came or went."""
     if not (old.between or new.between):
         return False
-    return spoken_common(old, new) == sum(message.role is not Role.SYSTEM for message in old.messages) > 0
+    return spoken_common(old, new) == len(old.spoken) > 0
 
 
 def in_common(conversation: Conversation, layout: Layout) -> int:

@@ -89,17 +89,18 @@ def set_modified(descriptor: int, nanoseconds: int) -> None:
 
 
 def read_at(file: FileIO, target: memoryview, at: int) -> int:
-    position = file.tell()
-    file.seek(at)
-    count = file.readinto(target)
-    file.seek(position)
-    return count
+    return _at(file, at, file.readinto, target)
 
 
 def write_at(file: FileIO, data: memoryview, at: int) -> int:
+    return _at(file, at, file.write, data)
+
+
+def _at(file: FileIO, at: int, move: Callable[[memoryview], int], data: memoryview) -> int:
+    """Read or write at a place, and leave the file's position as it was."""
     position = file.tell()
     file.seek(at)
-    count = file.write(data)
+    count = move(data)
     file.seek(position)
     return count
 

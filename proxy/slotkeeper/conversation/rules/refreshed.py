@@ -25,7 +25,7 @@ from slotkeeper.conversation.rules.base import (
     place,
     tellable,
 )
-from slotkeeper.conversation.rules.rules import continues, fits, unwrapped
+from slotkeeper.conversation.rules.rules import fits, spoken_common, unwrapped
 
 PLACE: Final = "context"  # of the facts: all system texts together
 # A moved note is told again when it stands this many messages above the place to which its client moved it.
@@ -78,16 +78,12 @@ def shared(scene: Scene, old: Layout) -> Shared:
 
 
 def _shared_words(old: Layout, new: Layout) -> Shared:
-    theirs = [(at, message) for at, message in enumerate(new.messages) if message.role is not Role.SYSTEM]
-    was = [(at, message) for at, message in enumerate(old.messages) if message.role is not Role.SYSTEM]
-    words, first_words = [message for _, message in theirs], [message for _, message in was]
-    spoken, end_old, end_new = list[tuple[Message, Message]](), old.lead, new.lead
-    for n, ((at, first), (there, now)) in enumerate(zip(was, theirs, strict=False)):
-        if not continues(words, first_words, n):
-            break
-        end_old, end_new = at + 1, there + 1
-        if now is not first:
-            spoken.append((now, first))
+    count = spoken_common(old, new)
+    was, now = old.spoken[:count], new.spoken[:count]
+    end_old, end_new = (was[-1][0] + 1, now[-1][0] + 1) if count else (old.lead, new.lead)
+    spoken = [
+        (message, first) for (_, message), (_, first) in zip(now, was, strict=True) if message is not first
+    ]
     return Shared(_system(old, end_old), _system(new, end_new), spoken, end_old)
 
 

@@ -411,17 +411,17 @@ def common(old: Layout, new: Layout) -> int:
 
 def spoken_common(old: Layout, new: Layout) -> int:
     """Count the first messages that are the same if system messages are left out on both sides."""
-    return _common(*([m for m in side.messages if m.role is not Role.SYSTEM] for side in (old, new)))
+    return _common(*([message for _, message in side.spoken] for side in (old, new)))
 
 
 def _common(was: Sequence[Message], now: Sequence[Message]) -> int:
     count = 0
-    while count < min(len(was), len(now)) and continues(now, was, count):
+    while count < min(len(was), len(now)) and _continues(now, was, count):
         count += 1
     return count
 
 
-def continues(now: Sequence[Message], was: Sequence[Message], at: int) -> bool:
+def _continues(now: Sequence[Message], was: Sequence[Message], at: int) -> bool:
     """Whether message `at` is the one that was sent before: the same, or shortened since by the client.
 
     What a user had written himself must not come back. So a shortened message of a user counts only if the
