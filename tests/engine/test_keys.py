@@ -9,7 +9,7 @@ import httpx
 import pytest
 from yarl import URL
 
-from chaos.raw import until_async
+from chaos.raw import until, until_async
 from engine.conftest import probed
 from patience import PATIENCE
 from slotkeeper.api.head import AUTH
@@ -183,11 +183,12 @@ async def test_without_a_key_of_its_own_the_sidecar_borrows_an_accepted_one(engi
         (link,) = sidecar.driver.links.values()
         assert link.auth == {}
 
-        async def saved() -> bool:
+        async def placed() -> bool:
             answer = await client.post("/completion", json=ASKS["/completion"], headers=KEY)
-            return answer.status_code == 200 and any(engine.slot_dir.glob("slotkeeper-*.json"))
+            return answer.status_code == 200 and answer.headers["x-slotkeeper-decision"] in {"cold", "prefix"}
 
-        await until_async(saved, "its slot was saved")
+        await until_async(placed, "a slot was chosen for it")
+        await until(lambda: any(engine.slot_dir.glob("slotkeeper-*.json")), "its slot was saved in the pause")
         assert link.auth == KEY
 
 
