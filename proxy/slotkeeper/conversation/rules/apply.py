@@ -44,9 +44,9 @@ RULES: Final[tuple[Rule, ...]] = (
     GitStatus(),
     Environment(),
     MemoryFile(),
-    RefreshedContext(),
-    PrunedResults(),
     Countdown(),
+    RefreshedContext(),  # what no rule before it knows
+    PrunedResults(),
     Reminders(),
     CallIds(),
     ToolCalls(),
