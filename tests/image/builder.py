@@ -6,10 +6,11 @@ in build/image; the Dockerfile itself is built on it.
 
 from __future__ import annotations
 
+import ast
 import json
-import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,8 +26,13 @@ SUITE: Final = "bookworm"
 PACKAGES: Final = "python3,python3-venv"
 BASE: Final = f"localhost/base-{SUITE}"
 NAME: Final = "localhost/slotkeeper"
-# The package indexes of this machine; the Dockerfile has arguments of these names.
-SOURCES: Final = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_CERT")
+# Settings of pip that say where packages are, and the Dockerfile's arguments for them.
+SOURCES: Final = {
+    "index-url": "PIP_INDEX_URL",
+    "extra-index-url": "PIP_EXTRA_INDEX_URL",
+    "find-links": "PIP_FIND_LINKS",
+    "cert": "PIP_CERT",
+}
 
 
 def buildah(*words: str) -> list[str]:
@@ -58,16 +64,26 @@ def base() -> str:
     return BASE
 
 
+def sources() -> dict[str, str]:
+    """Return where pip finds packages on this machine, by its environment, else by its files."""
+    found = dict[str, str]()
+    for line in done([sys.executable, "-m", "pip", "config", "list"]).splitlines():
+        setting, value = line.split("=", 1)
+        group, _, key = setting.partition(".")
+        if key in SOURCES and (group == ":env:" or SOURCES[key] not in found):
+            found[SOURCES[key]] = ast.literal_eval(value)
+    return found
+
+
 def build() -> str:
     """Build the image from the Dockerfile of this checkout on our base, and return its name."""
     arguments = {"BASE": base(), "VERSION": "tested"}
     mounted = []
-    for name in SOURCES:
-        if value := os.environ.get(name):
-            arguments[name] = value
-            if Path(value).exists():  # a file or folder of this machine, mounted for the build only
-                arguments[name] = f"/mnt/{name}"
-                mounted += ["--volume", f"{value}:/mnt/{name}:ro"]
+    for name, value in sources().items():
+        arguments[name] = value
+        if Path(value).exists():  # a file or folder of this machine, mounted for the build only
+            arguments[name] = f"/mnt/{name}"
+            mounted += ["--volume", f"{value}:/mnt/{name}:ro"]
     given = [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
     how = ("--isolation", "chroot", "--format", "docker", "--tag", NAME)
     done(buildah("bud", *how, *given, *mounted, "--file", str(PATH), str(ROOT)))
