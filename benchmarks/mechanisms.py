@@ -6,7 +6,7 @@ then comes back. What makes no decision about slots has no name here: the shell,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import inf
@@ -25,6 +25,7 @@ from slotkeeper.scheduler.slots.engine_model import EngineTraits, SlotContents
 from slotkeeper.scheduler.slots.table import EngineTable
 from slotkeeper.scheduler.snapshots.catalog import Catalog
 from slotkeeper.scheduler.state import State
+from slotkeeper.scheduler.types import RequestId
 
 WORSE: Final = 0.02  # of a published ratio to the stock engine, in tokens or seconds
 JOINED: Final = "+"  # between the names of mechanisms that are left out together
@@ -100,6 +101,10 @@ def _unchanged(_: Any, traits: EngineTraits, *__: Any, **___: Any) -> EngineTrai
 
 def _as_before(traits: EngineTraits, **_: Any) -> EngineTraits:
     return traits
+
+
+def _arrived(_: State, arrived: Sequence[Pending], __: float) -> list[RequestId]:
+    return [pending.arrived.request for pending in arrived]
 
 
 def _whole(_: Pending, plan: Plan) -> Plan:
@@ -340,6 +345,16 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
             "serves a request that waited too long first",
             {"policies.priority._aged": _none},
             fault="test_a_priority_without_service_for_a_minute_is_served_next",
+        ),
+        "cheapest-first": Mechanism(
+            "serves the waiting request with the shortest prompt first",
+            {"policies.turns._ordered": _arrived},
+            fault="test_the_request_whose_prompt_takes_the_shortest_time_goes_first",
+        ),
+        "kept-slots": Mechanism(
+            "keeps a slot for a conversation whose tools return soon",
+            {"policies.turns.kept_until": _none},
+            fault="test_a_slot_is_kept_for_a_conversation_whose_tools_usually_return_soon",
         ),
         "kv-cells": Mechanism(
             "keeps requests within a shared KV buffer",

@@ -53,8 +53,10 @@ class Waits:
     stall: float = 0.0  # the longest time between two tokens of an answer
     seconds: float = 0.0  # until the last answer ended
     computed: int = 0  # prompt tokens, also in idle time
+    requests: list[Asked] = field(default_factory=list)  # of one run
 
     def answered(self, asked: Asked) -> None:
+        self.requests.append(asked)
         self.first.append(asked.first - asked.asked_at)
         self.stall = max(self.stall, asked.stall)
 
@@ -72,8 +74,8 @@ class Waits:
 class StockEngine:
     """The engine without a sidecar. While it is away, clients try again until it is back."""
 
-    def __init__(self, profile: EngineProfile, clock: VirtualClock) -> None:
-        self.engine = TimedEngine(profile.traits(SLOTS), profile.rates, clock)
+    def __init__(self, profile: EngineProfile, clock: VirtualClock, slots: int = SLOTS) -> None:
+        self.engine = TimedEngine(profile.traits(slots), profile.rates, clock)
         self.waits = Waits()
         self._clock, self._back_at = clock, 0.0
 
@@ -97,7 +99,9 @@ class StockEngine:
         self._back_at = self._clock.now + seconds
 
 
-def sidecar(profile: EngineProfile, clock: VirtualClock) -> tuple[SimulatedSidecar, Waits]:
+def sidecar(
+    profile: EngineProfile, clock: VirtualClock, slots: int = SLOTS, limits: Limits = LIMITS
+) -> tuple[SimulatedSidecar, Waits]:
     waits = Waits()
 
     def reports(_: Report, asked: Asked) -> None:
@@ -105,8 +109,8 @@ def sidecar(profile: EngineProfile, clock: VirtualClock) -> tuple[SimulatedSidec
 
     served = SimulatedSidecar(
         {"engine": profile.rates},
-        profile.traits(SLOTS),
-        LIMITS,
+        profile.traits(slots),
+        limits,
         clock,
         store=None,
         reports=reports,
@@ -188,7 +192,7 @@ def _rounded(value: float) -> float:
     return round(value, 3)
 
 
-def _profile(name: str) -> EngineProfile:
+def named_profile(name: str) -> EngineProfile:
     """Return the profile of this name or in this file. Raises ArgumentTypeError."""
     known = {profile.name: profile for profile in PROFILES}
     if name in known:
@@ -210,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.profiles", description=__doc__)
     names = ", ".join(profile.name for profile in PROFILES)
     parser.add_argument(
-        "--profile", action="append", type=_profile, help=f"{names}, or a file", metavar="NAME"
+        "--profile", action="append", type=named_profile, help=f"{names}, or a file", metavar="NAME"
     )
     parser.add_argument("--work", action="append", choices=WORK)
     chosen = parser.parse_args(arguments)

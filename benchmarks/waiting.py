@@ -266,22 +266,24 @@ def file_of(model: str) -> Path:
 
 
 @asynccontextmanager
-async def one_side(model: str, *, through: bool, images: bool) -> AsyncIterator[Side]:
-    """Run an engine, if `through` with a sidecar in front of it; `images`: it sees."""
+async def one_side(
+    model: str, *, through: bool, images: bool = False, slots: int = SLOTS, words: Sequence[str] = ()
+) -> AsyncIterator[Side]:
+    """Run an engine, if `through` with a sidecar of these `words` in front of it; `images`: it sees."""
     binary, path = find_engine(), file_of(model)
     async with AsyncExitStack() as stack:
         root = Path(stack.enter_context(TemporaryDirectory(prefix="slotkeeper-waiting-")))
         folder = root / "slots"
         folder.mkdir()
-        flags = lab.stock_flags(binary, path, folder, slots=SLOTS, context_tokens=CONTEXT_TOKENS)
+        flags = lab.stock_flags(binary, path, folder, slots=slots, context_tokens=CONTEXT_TOKENS)
         flags[flags.index("-t") + 1] = THREADS
         flags += lab.DRAFTS if model in lab.WITH_DRAFTS else ()
         flags += ["--mmproj", str(projector(Projector.QWEN, root))] if images else ()
         engine = await stack.enter_async_context(lab.restartable(binary, flags, root / "engine.log"))
         sidecar = None
         if through:
-            words = [*QUIET, "--slot-dir", str(folder), "--hot-bytes", "8GiB"]
-            sidecar = await stack.enter_async_context(served(engine.base, words))
+            all_words = [*QUIET, "--slot-dir", str(folder), "--hot-bytes", "8GiB", *words]
+            sidecar = await stack.enter_async_context(served(engine.base, all_words))
         yield Side(engine=engine, sidecar=sidecar)
 
 

@@ -80,7 +80,7 @@ def _one(script: Callable[[], Script]) -> Callable[[], Iterator[Phase]]:
     return phases
 
 
-def _agents(count: int, job: Job) -> Callable[[], Iterator[Phase]]:
+def agents(count: int, job: Job) -> Callable[[], Iterator[Phase]]:
     def phases() -> Iterator[Phase]:
         yield Phase(
             clients=tuple(
@@ -185,9 +185,9 @@ WORK: Final[Mapping[str, Work]] = MappingProxyType(
     {
         "titles": Work(
             about="Three agents on two slots; each asks for a title after its first call",
-            phases=_agents(3, TITLED),
+            phases=agents(3, TITLED),
         ),
-        "crowd": Work(about="Four agents on two slots", phases=_agents(4, JOB)),
+        "crowd": Work(about="Four agents on two slots", phases=agents(4, JOB)),
         "restart": Work(
             about="Two clients; the engine is killed with SIGKILL while both are away for 20 s",
             phases=_restart,

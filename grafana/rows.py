@@ -259,10 +259,11 @@ def slots() -> list[Panel]:
             unit="s",
         ),
         lines(
-            "Priorities and deadlines",
+            "Priorities, deadlines, turns",
             "Requests that went first, stood back, gave way to others after a batch or kept on; aged ones, "
             "which none of their priority had gone before for a minute; and those refused because they could "
-            "not begin in time (expired). Good is no aged and no expired.",
+            "not begin in time (expired). Among equals: cheaper ones that went first, and slots kept for "
+            "agents about to return. Good is no aged and no expired.",
             {"{{reason}}": NOW.increase("priority_total", "reason")},
         ),
         lines(

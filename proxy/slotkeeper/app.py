@@ -422,6 +422,7 @@ def limits_in(settings: Settings) -> Limits:
         swap_wait=settings.swap_wait,
         idle_tokens=settings.idle_tokens,
         running=settings.max_running,
+        delay_factor=settings.max_delay_factor,
         waiting=settings.max_waiting,
         waiting_of_one=settings.max_waiting_per_client,
     )

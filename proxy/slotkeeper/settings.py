@@ -94,6 +94,14 @@ class Settings(BaseSettings):
             "contexts meanwhile; 0: one for each slot"
         ),
     )
+    max_delay_factor: float = Field(
+        default=LIMITS.delay_factor,
+        ge=1,
+        description=(
+            "times as long as in the order of arrival that a request may wait for its first token, while "
+            "cheaper ones go first and slots are kept for agents whose tools return soon; 1: that order"
+        ),
+    )
 
     # -- snapshots and idle work
     cold_dir: Path | None = Field(
@@ -370,6 +378,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "upstreams_file",
         "engine_wait",
         "max_running",
+        "max_delay_factor",
     ),
     "snapshots and idle work": (
         "cold_dir",

@@ -99,7 +99,7 @@ from slotkeeper.scheduler.events import (
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.policies.router import ModelStatus, ModelView
 from slotkeeper.scheduler.prompts.tokens import Boundary, Tokens
-from slotkeeper.scheduler.requests.pending import Pending
+from slotkeeper.scheduler.requests.pending import Pause, Pending
 from slotkeeper.scheduler.slots.engine_model import EngineTraits, Known, Memory, Snapshot, SnapshotId
 from slotkeeper.scheduler.slots.table import EngineTable, SlotState
 from slotkeeper.scheduler.snapshots.budgets import Limits
@@ -200,6 +200,15 @@ class Play:
     @property
     def table(self) -> EngineTable:
         return self.placement.tables[self.names[0]]
+
+    def paused(self, *seconds: float, after: tuple[bytes, ...] = (), tools: bool | None = None) -> None:
+        """Let pauses be known: of the conversation of this hash chain, or of others."""
+        pauses = self.placement._state.pauses
+        known = tuple(Pause(each, after_tools=tools) for each in seconds)
+        if after:
+            pauses.begins(after, known, None, self.clock)
+        else:
+            pauses.of_all.extend(known)
 
     @property
     def states(self) -> list[str]:

@@ -1,7 +1,5 @@
 """An idle engine computes the next turn's beginning: when, at what price, and what interrupts it."""
 
-from dataclasses import replace
-
 import pytest
 
 from playbooks.playbook import (
@@ -172,7 +170,7 @@ def test_while_no_pause_is_known_a_prefetch_begins_after_a_pause_as_long_as_itse
 def test_the_pauses_of_other_clients_count_until_a_conversation_has_its_own():
     play = answered(Play())
     play.table.rates.prefilling.constant = 0.6
-    play.table.rates.pauses.extend([0.5] * 4)
+    play.paused(*[0.5] * 4)
     assert (play.later(0.7) << TimerFired(at=0.0)).states == ["idle", "idle"]
     assert play.later(0.1) << TimerFired(at=0.0) >> fills(0, AHEAD)
 
@@ -192,7 +190,7 @@ def test_a_short_prefetch_that_was_put_off_sets_a_timer():
 def test_a_prefetch_of_more_tokens_than_a_pass_costs_is_not_put_off():
     play = answered(Play())
     play.table.rates.prefilling.constant = 0.05  # it saves 105 tokens, at a millisecond each
-    play.table.shadow.slots[0] = replace(play.table.shadow.slots[0], pauses=(0.3,) * 4)
+    play.paused(*[0.3] * 4, after=OUTLINE)
     assert play.later(Limits().pause) << TimerFired(at=0.0) >> fills(0, AHEAD)
 
 
@@ -203,7 +201,7 @@ def test_a_prefetch_waits_if_the_engine_would_copy_another_slot_before_it(crowde
     assert one_turn(play, "r2", OTHER, slot=1)
     play.table.rates.prefilling.constant = 0.05  # it saves 105 tokens, at a millisecond each
     play.table.rates.copying.took(1 << 30, 0.8)
-    play.table.shadow.slots[0] = replace(play.table.shadow.slots[0], pauses=(20.0,) * 4)
+    play.paused(*[20.0] * 4, after=OUTLINE)
     play.table.rates.rests.extend([0.9] * 8)  # another client comes soon
     play.table.crowded_until = play.clock + 60 if crowded else -1.0
     assert (play.later(0.6) << TimerFired(at=0.0)).states == ["idle" if crowded else "tended", "idle"]

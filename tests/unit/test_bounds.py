@@ -38,6 +38,7 @@ from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.rates import REMEMBERED as TIMES
 from slotkeeper.scheduler.rates import LinearTimes, Measured
 from slotkeeper.scheduler.requests.figures import Usage
+from slotkeeper.scheduler.requests.pending import Pause
 from slotkeeper.scheduler.slots.engine_model import (
     RAM_ENTRIES,
     EngineTraits,
@@ -50,7 +51,18 @@ from slotkeeper.scheduler.slots.engine_model import (
 from slotkeeper.scheduler.slots.shadow import EngineShadow
 from slotkeeper.scheduler.slots.table import UNSEEN, EngineTable
 from slotkeeper.scheduler.snapshots.catalog import Catalog
-from slotkeeper.scheduler.state import ANSWERS, EARLY, KINDS, Ahead, FairQueue, Outputs
+from slotkeeper.scheduler.state import (
+    ANSWERS,
+    CONVERSATIONS,
+    EARLY,
+    KINDS,
+    PAUSES,
+    PAUSES_OF_ALL,
+    Ahead,
+    FairQueue,
+    Outputs,
+    Pauses,
+)
 from slotkeeper.scheduler.state import MOST as AHEAD
 from slotkeeper.scheduler.types import ClientId, EngineId, Reason, RequestId, Tier
 from slotkeeper.store.files import Lane
@@ -366,6 +378,21 @@ def series_of_metrics() -> tuple[int, int]:
     return count(), before
 
 
+def pauses() -> tuple[int, int]:
+    pauses = Pauses()
+    for n in range(10 * CONVERSATIONS):
+        chain: tuple[bytes, ...] = (b"%d" % n,)
+        known: tuple[Pause, ...] = ()
+        for turn in range(2 * PAUSES):
+            pauses.begins(chain, known, None, 2.0 * turn)
+            chain = (*chain, b"%d/%d" % (n, turn))
+            known = pauses.ends(chain, 2.0 * turn + 1.0)
+    return (
+        len(pauses.of_all) + sum(1 + len(left.pauses) for left in pauses._left.values()),
+        PAUSES_OF_ALL + CONVERSATIONS * (1 + PAUSES),
+    )
+
+
 def lengths_of_answers() -> tuple[int, int]:
     outputs = Outputs()
     for n in range(10 * KINDS):
@@ -393,6 +420,7 @@ def late_renders() -> tuple[int, int]:
 
 FILLED: Final[tuple[Callable[[], tuple[int, int]], ...]] = (
     states_computed_ahead,
+    pauses,
     lengths_of_answers,
     late_renders,
     agents,

@@ -36,6 +36,7 @@ VALUES: dict[str, tuple[str, str, str]] = {
     "hourly_bytes": ("1GB", "12", "1.5GiB"),
     "idle_tokens": ("14", "15", "16"),
     "max_running": ("2", "3", "4"),
+    "max_delay_factor": ("1.5", "2.5", "3.5"),
     "engine_wait": ("31", "32", "33"),
     "keep_alive": ("17", "18", "19"),
     "save_timeout": ("11", "12", "13"),

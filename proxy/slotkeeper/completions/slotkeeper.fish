@@ -51,7 +51,7 @@ function _shtab_slotkeeper_using
 end
 
 set -g _shtab_slotkeeper_commands serve up demo bench doctor snapshots keys why top health drain undrain replay lint docs completion
-set -g _shtab_slotkeeper_opts_with_value --admin --admin-ca --admin-host --admin-listen --admin-token --against --base --cold-bytes --cold-dir --cold-store --cold-store-bytes --compare --config --context --drain-delay --drain-timeout --engine --engine-api-key --engine-wait --every --hints --hot-bytes --hourly-bytes --idle-tokens --keep-alive --keys-file --last --listen --log-level --max-body-bytes --max-connections --max-running --max-tokens --minutes --model --namespaces --otlp-endpoint --record --report --rival --rules --save-timeout --slot-dir --slots --store-key-file --tls-cert --tls-key --trusted-proxies --upstream --upstreams-file
+set -g _shtab_slotkeeper_opts_with_value --admin --admin-ca --admin-host --admin-listen --admin-token --against --base --cold-bytes --cold-dir --cold-store --cold-store-bytes --compare --config --context --drain-delay --drain-timeout --engine --engine-api-key --engine-wait --every --hints --hot-bytes --hourly-bytes --idle-tokens --keep-alive --keys-file --last --listen --log-level --max-body-bytes --max-connections --max-delay-factor --max-running --max-tokens --minutes --model --namespaces --otlp-endpoint --record --report --rival --rules --save-timeout --slot-dir --slots --store-key-file --tls-cert --tls-key --trusted-proxies --upstream --upstreams-file
 
 complete -c slotkeeper -e
 complete -c slotkeeper -f
@@ -72,6 +72,7 @@ complete -c slotkeeper -n '_shtab_slotkeeper_using serve' -l log-level -xka "deb
 complete -c slotkeeper -n '_shtab_slotkeeper_using serve' -l upstreams-file -xka "(__fish_complete_path (commandline -ct))" -d 'TOML file with a table for each further engine (`slotkeeper docs engines`); read again at SIGHUP'
 complete -c slotkeeper -n '_shtab_slotkeeper_using serve' -l engine-wait -x -d 'seconds that requests wait for an engine that loads, is probed, or ended; 0: an error at once (default: 60.0)'
 complete -c slotkeeper -n '_shtab_slotkeeper_using serve' -l max-running -x -d 'requests at work on one engine at once: with more slots than that, the others keep their contexts meanwhile; 0: one for each slot (default: 0)'
+complete -c slotkeeper -n '_shtab_slotkeeper_using serve' -l max-delay-factor -x -d 'times as long as in the order of arrival that a request may wait for its first token, while cheaper ones go first and slots are kept for agents whose tools return soon; 1: that order (default: 4.0)'
 complete -c slotkeeper -n '_shtab_slotkeeper_using serve' -l cold-dir -xka "(__fish_complete_directories)" -d 'second, larger or slower folder for snapshots'
 complete -c slotkeeper -n '_shtab_slotkeeper_using serve' -l hot-bytes -x -d 'room for snapshots in the slot folder; auto: a part of what is free there (default: auto)'
 complete -c slotkeeper -n '_shtab_slotkeeper_using serve' -l cold-bytes -x -d 'the same for the cold folder (default: auto)'
@@ -116,6 +117,7 @@ complete -c slotkeeper -n '_shtab_slotkeeper_using up' -l engine-api-key -x -d '
 complete -c slotkeeper -n '_shtab_slotkeeper_using up' -l log-level -xka "debug info warning error" -d 'debug, info, warning or error (default: info)'
 complete -c slotkeeper -n '_shtab_slotkeeper_using up' -l engine-wait -x -d 'seconds that requests wait for an engine that loads, is probed, or ended; 0: an error at once (default: 60.0)'
 complete -c slotkeeper -n '_shtab_slotkeeper_using up' -l max-running -x -d 'requests at work on one engine at once: with more slots than that, the others keep their contexts meanwhile; 0: one for each slot (default: 0)'
+complete -c slotkeeper -n '_shtab_slotkeeper_using up' -l max-delay-factor -x -d 'times as long as in the order of arrival that a request may wait for its first token, while cheaper ones go first and slots are kept for agents whose tools return soon; 1: that order (default: 4.0)'
 complete -c slotkeeper -n '_shtab_slotkeeper_using up' -l cold-dir -xka "(__fish_complete_directories)" -d 'second, larger or slower folder for snapshots'
 complete -c slotkeeper -n '_shtab_slotkeeper_using up' -l hot-bytes -x -d 'room for snapshots in the slot folder; auto: a part of what is free there (default: auto)'
 complete -c slotkeeper -n '_shtab_slotkeeper_using up' -l cold-bytes -x -d 'the same for the cold folder (default: auto)'

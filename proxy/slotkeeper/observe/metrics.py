@@ -137,7 +137,7 @@ class Metrics:
             "stage",
         )
         self.priority_acts = self._counter(
-            "priority_total", "What was done because of priorities and deadlines.", "reason"
+            "priority_total", "What was done because of priorities, deadlines and costs.", "reason"
         )
         self.priority_wait = self._histogram(
             "priority_wait_seconds",

@@ -126,6 +126,8 @@ RANKED: Final[Mapping[PriorityAct, str]] = MappingProxyType(
         PriorityAct.GAVE_WAY: "Its priority is {priority}: its prefill paused after a batch for {other}",
         PriorityAct.KEPT_ON: "Its prefill did not pause for {other}, since that would have cost more",
         PriorityAct.EXPIRED: "It could not be started in time, and was refused",
+        PriorityAct.CHEAPER: "It went before {other}, which came earlier, because its prompt took less time",
+        PriorityAct.SLOT_KEPT: "It waited because the free slot was kept for the next turn of {other}",
     }
 )
 

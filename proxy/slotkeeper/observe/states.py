@@ -296,6 +296,7 @@ WAIT_TEXTS: Final[Mapping[Wait, str]] = MappingProxyType(
         Wait.SLOTS: "all slots are busy",
         Wait.IDLE_WORK: "idle work in the slots ends first",
         Wait.BEST_SLOT: "the slot that is cheapest for it is busy",
+        Wait.KEPT_SLOT: "the slot is kept for an agent that is about to return",
         Wait.LOOK: "GET /slots has to show which slots are free",
         Wait.TOKENS: "its tokens are counted",
         Wait.TURN: "others are before it",

@@ -390,6 +390,29 @@ def cheapest(
     return replace(best[0], beaten=tuple(best[1:])) if best else None
 
 
+def least_seconds(
+    tables: Iterable[EngineTable], prompt: Tokens, *, now: float, catalog: Catalog
+) -> float | None:
+    """Return the shortest time that a free slot needs for a prompt, as it is or after a load or restore.
+
+    None if no slot is free. What is overwritten does not count.
+    """
+    want = Want(ComparedPrompt(prompt), (), now, catalog)
+    found = [_least(Options(table, want)) / table.rates.marginal_prefill for table in tables if table.idle]
+    return min(found, default=None)
+
+
+def _least(at: Options) -> float:
+    """Return the least price of computing the prompt in any free slot, without what is lost there."""
+    table, length = at.table, len(at.want.prompt)
+    prices = [float(length - table.shadow.plan_reuse(slot, at.want.prompt).reuse) for slot in at.idle]
+    if at.reachable > TOUCH_PRICE:
+        prices.append(TOUCH_PRICE + length - at.reachable)
+    if at.file and at.restored:
+        prices.append(restore_price(table, at.file) + length - at.restored.reuse)
+    return min(prices)
+
+
 def _plans(options: Sequence[Options], *, pinnable: bool) -> Iterator[Plan]:
     """Yield plans for the slots worth a price; on several engines also those that wait for an answer."""
     most = max(LEAST_PRICED_SLOTS, PRICED_SLOTS // len(options))

@@ -214,7 +214,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranked:
-    """Something was done about a request because of priorities or deadlines.
+    """Something was done about a request because of priorities, deadlines or costs.
 
     Where it was weighed, `gain` is the time that a more urgent request does not have to wait for this one,
     and `loss` the time that will be spent again, both in seconds.
@@ -223,7 +223,7 @@ class Ranked:
     request: RequestId
     act: PriorityAct
     priority: Priority
-    other: RequestId | None = None  # the more urgent request
+    other: RequestId | None = None  # the more urgent request, or the one that was passed
     engine: EngineId | None = None
     waited: float = 0.0  # seconds in our queue so far
     gain: float | None = None

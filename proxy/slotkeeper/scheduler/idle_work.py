@@ -868,7 +868,7 @@ def patience(state: State, table: EngineTable, slot: SlotId, contents: SlotConte
     if not table.crowded(now):  # else the other slots are at work when the next task begins
         saves += copying
     begins = max(soonest, takes)
-    if seen := contents.pauses or tuple(rates.pauses):
+    if seen := [pause.seconds for pause in state.pauses.expected(contents.hash_chain)]:
         begins = _pays_from(soonest, seen, 0.0, takes, saves)
     rest_began = table.active_at - contents.used  # in seconds of this pause
     return _pays_from(begins, rates.rests, rest_began, takes, saves)

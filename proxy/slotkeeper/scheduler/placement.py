@@ -18,10 +18,11 @@ A request is served by the first of these that applies (the code below carries t
 8 If all slots share one KV buffer, the request takes the place from 1 to 6 only if its cells fit. Otherwise
   idle slots are emptied for it, or it waits as in 7. See `kv_pool`.
 9 A long request of low priority waits while more urgent ones are at work on that engine. See `priority`.
-10 A prompt that takes longer than a pass through the model waits until the engine has begun the one before,
+10 The slot is kept for a conversation that is about to return, if that is cheaper. See `turns`.
+11 A prompt that takes longer than a pass through the model waits until the engine has begun the one before,
   because it would compute both in one batch.
 
-The order in which requests are considered: see `priority`.
+The order in which requests are considered: see `priority` and `turns`.
 
 A slot gets no other task until the engine has released it (engine.md T1): see `table`.
 In idle time, slots whose conversations have paused are saved: see `idle_work`.
@@ -73,7 +74,7 @@ from slotkeeper.scheduler.events import (
     SwapFailed,
     TimerFired,
 )
-from slotkeeper.scheduler.policies import kv_pool, leaving, priority, spaces
+from slotkeeper.scheduler.policies import kv_pool, leaving, priority, spaces, turns
 from slotkeeper.scheduler.policies.adapters import set_of
 from slotkeeper.scheduler.prices import computed, share_guesses
 from slotkeeper.scheduler.prompts import planting
@@ -134,6 +135,8 @@ def arrived(state: State, event: Arrived) -> None:
         plain=event.uncached,
         stage=Queued(event.at),
         other=Form(event.rewritten) if event.rewritten is not None and priced else None,
+        pauses=state.pauses.ends(event.rewritten or (), event.at)
+        or state.pauses.ends(event.hash_chain, event.at),
     )
     state.requests[event.request] = pending
     if not event.hints.neutral:
@@ -182,6 +185,7 @@ def settle(state: State, now: float) -> Iterator[Effect]:
     if state.hinted:
         yield from priority.expire(state, now)
         due_at = min(due_at, priority.due_at(state, now))
+    due_at = min(due_at, state.kept_slots_until)
     yield from idle_work.settle(state, now, or_at=due_at)
     if state.drained:
         yield from leaving.settle_drains(state, now)
@@ -204,24 +208,26 @@ def _round_begins(state: State, now: float) -> Iterator[Effect]:
 
 
 def _serve(state: State, now: float) -> Iterator[Effect]:
-    """Give slots to queued requests in queue order, while there are free slots."""
+    """Give slots to queued requests, while there are free slots."""
     left_waiting, scene = Counter[ModelName](), CurrentScene(state, now)
-    state.cut_short = False
-    for request in _served_next(state, now):
+    state.cut_short, state.kept_slots_until = False, inf
+    queue, tried = _served_next(state, now), list[RequestId]()
+    for request in turns.in_order(state, queue, now):
         pending, begun = state.requests[request], False
         queued = pending.queued
         waits = queued.waits_in is not None and queued.waits_in == scene.drawn()  # in this scene already
         if not waits:
             model = pending.arrived.model
-            if any(table.outdated(now) for table in state.open_for(model)):
-                continue  # GET /slots is being read
-            if not state.open_for(model):
-                continue
+            tables = state.open_for(model)
+            if not tables or any(table.outdated(now) for table in tables):
+                continue  # it has no engine, or GET /slots is being read
             if left_waiting[model] == LOOKAHEAD:
                 state.cut_short = True
                 continue
             begun = yield from _begins(state, pending, scene, now)
+            yield from turns.passed(state, pending, queue, tried) if begun else ()
             left_waiting[model] += pending.rendered and not begun
+        tried.append(request)
         if queued.waits_for and not begun:
             queued.waits_for.waited_for()
         if begun or _hold(queued):
@@ -236,10 +242,11 @@ def _begins(state: State, pending: Pending, scene: CurrentScene, now: float) -> 
     """Begin a request, or record that it keeps waiting, and for what. Returns whether it begins."""
     plan = _decide(state, pending, now)
     behind, shares, lacking = None, False, 0
+    kept = turns.kept_until(state, pending, plan, now)  # 10
     if plan:
         behind = priority.stands_behind(state, pending, plan) if pending.divisible else None  # 9
-        shares = _shares_batch(state, pending, plan, now)  # 10
-        plan = replace(plan, wait=True) if behind or shares else plan
+        shares = _shares_batch(state, pending, plan, now)  # 11
+        plan = replace(plan, wait=True) if behind or kept or shares else plan
     if plan and not plan.wait:
         short = kv_pool.shortage(state, pending, plan, now) if cells_of(plan.table.traits) else None  # 8
         if not short:
@@ -254,6 +261,8 @@ def _begins(state: State, pending: Pending, scene: CurrentScene, now: float) -> 
     holds = (plan.table,) if plan and starves else _holds(state, pending, plan, now)
     if pending.waits_on(plan, scene.drawn(), behind=behind, holds=holds, lacking=lacking) and plan:
         yield priority.stood_back(pending, plan, now)
+    if kept and plan:
+        yield from turns.keeps(state, pending, plan, kept)
     return False
 
 
@@ -555,7 +564,7 @@ def waiting(state: State, pending: Pending) -> Waiting | None:
         return Waiting(Wait.TOKENS)
     if queued.waits_for is not None:
         return Waiting(Wait.BEST_SLOT, state.at_work([queued.waits_for]))
-    return Waiting(Wait.TURN)
+    return Waiting(Wait.KEPT_SLOT if queued.kept_until else Wait.TURN)
 
 
 def _without_engine(state: State, model: ModelName) -> Wait:

@@ -217,7 +217,6 @@ class Rates:
     decode: Measured = field(default_factory=lambda: Measured(50.0))
     reply: Measured = field(default_factory=lambda: Measured(200.0))  # tokens of an answer
     bringing: LinearTimes = field(default_factory=lambda: LinearTimes(2e8))  # from cold tier to hot tier
-    pauses: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # seconds, of all clients
     # Seconds for which the engine worked for no client, until a request of any of them began.
     rests: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
@@ -261,10 +260,6 @@ class Rates:
             self.prefilling.took(tokens, seconds)
         if seconds and tokens >= LEAST_TOKENS:
             self.prefill.was(tokens / seconds)
-
-    def paused(self, pauses: tuple[float, ...]) -> None:
-        """Record seconds between an answer and the next turn of its conversation."""
-        self.pauses.extend(pauses)
 
     def replied(self, tokens: int, seconds: float) -> None:
         """Record how long an answer of this many tokens took after its prompt was computed."""

@@ -7,9 +7,10 @@ slots idle (engine.md 6).
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from math import inf
 from typing import Final
 
 from slotkeeper.scheduler.effects import Released
@@ -18,7 +19,7 @@ from slotkeeper.scheduler.policies.adapters import set_of
 from slotkeeper.scheduler.policies.router import Router
 from slotkeeper.scheduler.prompts.prompt_tree import PromptTree
 from slotkeeper.scheduler.prompts.tokens import UNKNOWN, Tokens
-from slotkeeper.scheduler.requests.pending import Ended, Pending, Prompts, Scene
+from slotkeeper.scheduler.requests.pending import Ended, Pause, Pending, Prompts, Scene
 from slotkeeper.scheduler.requests.steps import Chore
 from slotkeeper.scheduler.slots.engine_model import SlotContents, unmarked
 from slotkeeper.scheduler.slots.table import EngineTable
@@ -155,6 +156,67 @@ class Outputs:
         return limit if request.answer_limit is not None else min(limit, UNKNOWN_OUTPUT)
 
 
+# -- the pauses of conversations -------------------------------------------------------------------------
+
+CONVERSATIONS: Final = 256  # whose pauses are remembered; the oldest are forgotten
+PAUSES: Final = 8  # of one conversation
+PAUSES_OF_ALL: Final = 15
+SEARCHED_MESSAGES: Final = 64  # of a request, the last ones
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """A conversation whose answer has ended."""
+
+    at: float
+    called_tools: bool | None
+    pauses: tuple[Pause, ...]  # before this one
+
+
+@dataclass(slots=True)
+class Pauses:
+    """How long conversations pause: from an answer until the request with their next turn arrives.
+
+    A conversation is found by the last message of the request that was answered, which its next one contains.
+    """
+
+    of_all: deque[Pause] = field(default_factory=lambda: deque(maxlen=PAUSES_OF_ALL))
+    _left: OrderedDict[bytes, _Left] = field(default_factory=OrderedDict)
+
+    def begins(
+        self, chain: Sequence[bytes], pauses: tuple[Pause, ...], called_tools: bool | None, at: float
+    ) -> None:
+        """Record that the answer to the messages of `chain` has ended. `pauses`: as `ends` returned them."""
+        if not chain:
+            return
+        self._left[chain[-1]] = _Left(at, called_tools, pauses)
+        self._left.move_to_end(chain[-1])
+        if len(self._left) > CONVERSATIONS:
+            self._left.popitem(last=False)
+
+    def ends(self, chain: Sequence[bytes], at: float) -> tuple[Pause, ...]:
+        """Return the pauses of the conversation with which a request goes on, the latest last.
+
+        The first request after an answer ends its pause; those that branch off later do not.
+        """
+        for link in reversed(chain[-SEARCHED_MESSAGES:]):
+            left = self._left.get(link)
+            if left is None:
+                continue
+            if left.at > at or link == chain[-1]:  # it came before the answer had ended, or says nothing new
+                return left.pauses
+            pause = Pause(at - left.at, left.called_tools)
+            self.of_all.append(pause)
+            self._left[link] = _Left(inf, left.called_tools, (*left.pauses, pause)[-PAUSES:])
+            return self._left[link].pauses
+        return ()
+
+    def expected(self, chain: Sequence[bytes]) -> Sequence[Pause]:
+        """Return the pauses of the conversation whose answered request had this chain, else those of all."""
+        left = self._left.get(chain[-1]) if chain else None
+        return (left.pauses if left else ()) or tuple(self.of_all)
+
+
 # -- requests that ended before their engine was known ---------------------------------------------------
 
 EARLY: Final = 16  # the last ones of all engines: the slots hold no more than these
@@ -188,6 +250,7 @@ class State:
     coming: dict[RequestId, SlotContents] = field(default_factory=dict)  # written, not yet in the catalog
     ahead: Ahead = field(default_factory=Ahead)
     outputs: Outputs = field(default_factory=Outputs)
+    pauses: Pauses = field(default_factory=Pauses)
     chores: dict[RequestId, Chore] = field(default_factory=dict)
     chores_begun: int = 0
     begun: int = 0  # requests that have left the queue
@@ -195,6 +258,7 @@ class State:
     at: float = 0.0  # of the last event
     hinted: dict[RequestId, None] = field(default_factory=dict)  # with a priority or a deadline, in order
     served_at: dict[Priority, float] = field(default_factory=dict)  # when one of it was served last
+    kept_slots_until: float = inf  # when the first of the slots that are kept for conversations is given away
     wakes_at: float | None = None  # when the pending `SetTimer` will be answered
     closing: bool = False
 

@@ -167,7 +167,7 @@ NO_HINTS: Final = RequestHints()
 
 
 class PriorityAct(StrEnum):
-    """Acts because of priorities or deadlines. Logs, metrics, headers, `why` and tests use these values."""
+    """Acts because of priorities, deadlines or costs. Logs, metrics, `why` and tests use these values."""
 
     WENT_FIRST = "went_first"  # served before less urgent requests that arrived earlier
     AGED = "aged"  # served before more urgent requests: none of its priority had begun for `AGES_AFTER`
@@ -175,3 +175,5 @@ class PriorityAct(StrEnum):
     GAVE_WAY = "gave_way"  # its prefill paused at the end of a batch for a more urgent request
     KEPT_ON = "kept_on"  # its prefill did not pause, because pausing would have cost more than it gains
     EXPIRED = "expired"  # refused, because it could not begin before its deadline
+    CHEAPER = "cheaper"  # served before one that arrived earlier, because its prompt takes less time
+    SLOT_KEPT = "slot_kept"  # did not begin in a free slot: that is kept for a conversation about to return

@@ -118,7 +118,7 @@ def test_a_look_at_a_request_is_no_change(line: str):
         "table.shadow.ram.remove(entry)",
         "table.moves += 1",
         "pending.waits_for.work.awaiting += 1",
-        "table.rates.pauses.extend(pauses)",
+        "table.rates.rests.append(rest)",
     ],
 )
 def test_a_change_is_seen(line: str):

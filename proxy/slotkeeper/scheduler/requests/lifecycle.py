@@ -572,6 +572,7 @@ def finished(state: State, event: Finished) -> Iterator[Effect]:
         if table and not event.failed:
             table.breaker.worked()
         pending.remember(state.tree(pending.arrived.model), event.at)
+        state.pauses.begins(pending.arrived.hash_chain, pending.pauses, event.calls_tools, event.at)
         yield from _poisoned(state, pending, event, *claim) if claim else _learn(state, pending, event)
     yield from close(state, pending)
     if forgotten:
@@ -637,12 +638,9 @@ def _release(
         hash_chain=pending.arrived.hash_chain,
         request=event.request,
         now=now,
-        arrived_at=pending.arrived.at,
         space=pending.arrived.space,
         calls_tools=event.calls_tools,
     )
-    if contents.turns > 1:
-        table.rates.paused(contents.pauses[-1:])
     table.shadow.ran_with(slot, pending.arrived.adapters)
     if pending.arrived.adapters == UNSURE:
         table.shadow.doubted(slot)

@@ -187,9 +187,18 @@ class Wait(StrEnum):
     SLOTS = "slots"  # all slots are busy
     IDLE_WORK = "idle_work"  # all slots are busy, and only with idle work
     BEST_SLOT = "best_slot"  # there is a free slot, but waiting for another one is cheaper
+    KEPT_SLOT = "kept_slot"  # the free slot is kept for a conversation that is about to return
     LOOK = "look"  # it is not known which slots are free, until GET /slots was read
     TOKENS = "tokens"  # its tokens are being counted
     TURN = "turn"  # requests before it have not begun
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """From an answer to the arrival of the conversation's next request."""
+
+    seconds: float
+    after_tools: bool | None  # whether the answer asked for tools; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +219,8 @@ class Queued:
     holds: Sequence[EngineTable] = ()  # engines for which the requests after it must wait too
     stands_behind: RequestId | None = None  # the more urgent request for which it does not begin
     stood_back: bool = False  # whether that was reported
+    kept_reported: bool = False
+    kept_until: float = 0.0  # when it gets the slot at the latest that is kept for another conversation
 
     def decides_again(self) -> None:
         """Be looked at again, whatever has changed since."""
@@ -220,11 +231,18 @@ class Queued:
     ) -> bool:
         """See `Pending.waits_on`."""
         before_queued = behind is not None and isinstance(behind.stage, Queued)
+        self.kept_until = 0.0
         self.waits_in = None if before_queued else scene  # no event of the engine reports a change of this
         self.stands_behind, self.holds = behind.arrived.request if behind else None, holds
         self.waits_for = plan.table if plan and plan.until else None
         news = behind is not None and not self.stood_back
         self.stood_back |= news
+        return news
+
+    def waits_for_kept(self, until: float) -> bool:
+        """Wait for a slot that is kept for another conversation. Returns whether that is news."""
+        news, self.kept_reported = not self.kept_reported, True
+        self.kept_until, self.waits_in = until, None  # time changes this, which is no event
         return news
 
 
@@ -294,6 +312,8 @@ class Pending:
     pieces_until: float | None = None  # when its last piece was computed
     given_back: int = 0  # tokens that were computed again because it gave way
     step_seconds: float = 0.0  # total of restores, touches, erasures and steers
+    pauses: tuple[Pause, ...] = ()  # of its conversation until it came
+    start_by: float = inf  # when it begins at the latest, whatever is cheaper; inf: not estimated yet
     could_begin: int | None = None  # `State.begun` when it was first found to need more than a free slot
     lacked_cells: bool = False  # it has had to wait for cells of a shared KV buffer
     plain: bool = False  # take no steps: one has failed, or they would not help
@@ -444,6 +464,17 @@ class Pending:
         if self.could_begin is None:
             self.could_begin = begun
         return begun - self.could_begin
+
+    def bounded(self, begins: float, own: float, factor: float) -> None:
+        """Fix when it begins at the latest, if it is not fixed yet: see `turns`.
+
+        Args:
+            begins: when it would begin in the order of arrival.
+            own: seconds of its prefill.
+            factor: how many times as long it may wait for its first token.
+        """
+        if self.start_by == inf:
+            self.start_by = self.arrived.at + factor * (begins + own - self.arrived.at) - own
 
     def placed(self, plan: Plan, now: float, *, ahead_from: int | None) -> None:
         """Leave the queue for this place, and bring its work to the engine there.

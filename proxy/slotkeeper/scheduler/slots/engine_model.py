@@ -480,7 +480,6 @@ class Snapshot:
 
 # -- the contents of one sequence state ------------------------------------------------------------------
 
-MAX_PAUSES: Final = 8  # of one conversation that are remembered
 RESTORED: Final = 0  # the task number of a restored checkpoint: no task of ours made it
 EDIT_AFTER_SECONDS: Final = 3.0  # without a request; a tool loop returns sooner
 HALF_LIFE: Final = 900.0  # seconds after which an unused conversation is half as likely to return
@@ -507,7 +506,6 @@ class SlotContents:
     calls_tools: bool | None = None  # whether its answer asked for tools; None: not known
     turns: int = 0  # how often it was continued
     used: float = 0.0  # seconds, the clock of the events
-    pauses: tuple[float, ...] = ()  # seconds between an answer and the next turn, the latest last
     from_file: bool = False  # restored from a file without checkpoints: no cut before that file's end
     rough: bool = False  # its exact length is not known: the engine's next count decides
 
@@ -519,15 +517,6 @@ class SlotContents:
         """Return the chance of being used again, which fades with time; 0 if no request of ours wrote it."""
         faded: float = 2.0 ** (-max(0.0, now - self.used) / HALF_LIFE)
         return faded if self.turns else 0.0
-
-    def pauses_until(self, arrived_at: float | None) -> tuple[float, ...]:
-        """Return the pauses of a conversation whose next turn arrived then.
-
-        None: it is still expected. Work for a turn that has arrived is no pause either.
-        """
-        if arrived_at is None or arrived_at < self.used:
-            return self.pauses
-        return (*self.pauses, arrived_at - self.used)[-MAX_PAUSES:]
 
     def known_as(self, tokens: Tokens) -> SlotContents:
         """Return the same state with more of its ids known. Its length does not change."""

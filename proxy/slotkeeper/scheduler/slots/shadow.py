@@ -300,7 +300,6 @@ class EngineShadow:
                 hash_chain=home.hash_chain,
                 turns=home.turns,
                 used=home.used,
-                pauses=home.pauses,
                 request=home.request,
                 calls_tools=home.calls_tools,
                 **known,
@@ -344,11 +343,10 @@ class EngineShadow:
         hash_chain: tuple[bytes, ...],
         request: RequestId | None,
         now: float,
-        arrived_at: float | None = None,
         space: str = "",
         calls_tools: bool | None = None,
     ) -> SlotContents:
-        """Record that a task ended in `slot`; `arrived_at`: its client's request arrived then.
+        """Record that a task ended in `slot`.
 
         The slot holds the prompt and all sampled tokens but the last.
         """
@@ -375,7 +373,6 @@ class EngineShadow:
             calls_tools=calls_tools,
             turns=(base.turns if base and kept_most else 0) + 1,
             used=now,
-            pauses=base.pauses_until(arrived_at) if base and kept_most else (),
             rough=generated is None,
         )
         self.slots[slot] = contents
@@ -394,7 +391,6 @@ class EngineShadow:
             hash_chain=base.hash_chain if base else (),
             turns=base.turns if base else 1,
             used=base.used if base else 0.0,
-            pauses=base.pauses if base else (),
             from_file=bool(base and base.from_file and kept),
             rough=True,
         )
