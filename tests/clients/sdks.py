@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -23,6 +24,8 @@ TOOLS: Final = [{"type": "function", "function": TOOL}]
 TOO_LONG: Final = "river " * 70_000  # more tokens than a slot has
 ANSWER_TOKENS: Final = 1000  # the tiny models end their answers sooner
 CHUNKS_READ: Final = 3  # before a stream is cancelled
+ENDLESS: Final = {"ignore_eos": True, "max_tokens": 60_000}
+PROGRESS_SECONDS: Final = 1.0  # between two comments for a client that asks for them
 RETRIES: Final = 30  # the last of them wait for eight seconds each
 
 
@@ -242,8 +245,50 @@ def _endless(base: str) -> Results:
     import openai
 
     create: Any = openai.OpenAI(base_url=f"{base}/v1", api_key="none").chat.completions.create
-    more = {"ignore_eos": True, "max_tokens": 60_000}
-    return {"chunks": len(list(create(model="local", messages=ASK, stream=True, extra_body=more)))}
+    return {"chunks": len(list(create(model="local", messages=ASK, stream=True, extra_body=ENDLESS)))}
+
+
+def _waits(base: str) -> Results:
+    """Ask for progress behind a running answer, which ends once its reader has left."""
+    import anthropic
+    import openai
+
+    of_openai: Any = openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0)
+    of_anthropic: Any = anthropic.Anthropic(base_url=base, api_key="none", max_retries=0)
+    create: Any = of_openai.chat.completions.create
+    header = {"X-Slotkeeper-Progress": "1"}
+
+    def behind_another(ask: Callable[[Callable[[], None]], Any]) -> Any:
+        first = create(model="local", messages=ASK, stream=True, extra_body=ENDLESS)
+        next(iter(first))
+        return ask(first.close)
+
+    def chat(first_ends: Callable[[], None]) -> Any:
+        more = {"return_progress": True}
+        heard: list[Any] = []
+        for chunk in create(
+            model="local", messages=ASK[1:], max_tokens=8, stream=True, extra_body=more, extra_headers=header
+        ):
+            if not heard:
+                first_ends()
+            heard.append(chunk)
+        waits = [chunk.model_extra["slotkeeper"] for chunk in heard if "slotkeeper" in chunk.model_extra]
+        ends = [chunk.choices[0].finish_reason for chunk in heard if chunk.choices]
+        return [waits[0]["doing"], waits[0]["place"], waits[0]["wait"], ends[-1]]
+
+    def messages(first_ends: Callable[[], None]) -> Any:
+        user: Any = {"role": "user", "content": TASK}
+        threading.Timer(2 * PROGRESS_SECONDS, first_ends).start()
+        with of_anthropic.messages.stream(
+            model="local", max_tokens=8, messages=[user], extra_headers=header
+        ) as events:
+            kinds = [event.type for event in events]
+            return [kinds[0], kinds[-1], events.get_final_message().usage.output_tokens > 0]
+
+    return {
+        "openai": got(lambda: behind_another(chat)),
+        "anthropic": got(lambda: behind_another(messages)),
+    }
 
 
 USES: Final[dict[str, Callable[[str], Results]]] = {
@@ -253,6 +298,7 @@ USES: Final[dict[str, Callable[[str], Results]]] = {
     "litellm": _litellm,
     "retries": _retried,
     "endless": _endless,
+    "waits": _waits,
 }
 
 if __name__ == "__main__":

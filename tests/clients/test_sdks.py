@@ -69,3 +69,14 @@ async def test_ctrl_c_in_an_answer_frees_the_slot(kind, home, tmp_path):
             assert (await end(process)).code != 0
         await until_async(ours.idle)
         assert (await used("retries", ours, home)) == {"openai": "stop", "anthropic": "end_turn"}
+
+
+@pytest.mark.parametrize("kind", BUILDS)
+async def test_clients_that_wait_hear_of_it_and_get_their_answers(kind, home, tmp_path):
+    """One request may run, of two slots. A comment is no event: the libraries read over it."""
+    async with our_leg(kind, tmp_path / "ours", max_running=1) as ours:
+        heard = await used("waits", ours, home)
+    assert heard == {
+        "openai": ["queued", 1, "running", "length"],
+        "anthropic": ["message_start", "message_stop", True],
+    }
