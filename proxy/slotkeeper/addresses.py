@@ -15,6 +15,7 @@ from slotkeeper.values import base_of
 
 MAX_ENGINES: Final = 8  # of one sidecar: a decision among more blocks the event loop for too long
 LARGEST: Final = 2**20  # most bytes of the file
+AUTO: Final = "auto"  # in place of an address: the engine of this machine (engine/nearby.py)
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 _NAMED: Final = re.compile(rf"({NAME.pattern})\s*=(.*)", re.DOTALL)
 
@@ -46,6 +47,8 @@ class NamedUpstream:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse `NAME=URL`, or a URL. Raises ValueError."""
+        if text.strip() == AUTO:
+            raise UpstreamsError(f"{AUTO} stands alone, and only for --upstream of a command")
         if named := _NAMED.fullmatch(text.strip()):
             return cls(named[1], base_of(named[2]))
         base = base_of(text)

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from slotkeeper import system
-from slotkeeper.addresses import UpstreamsError
+from slotkeeper.addresses import NamedUpstream, UpstreamsError
 from slotkeeper.admin.admin import AdminPort
 from slotkeeper.api.request import HEAVY
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.conversation.rules.apply import DEFAULTS
 from slotkeeper.conversation.rules.base import Choice
+from slotkeeper.engine.answers import Health
 from slotkeeper.engine.client import EngineAddress
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.exchange.bodies import Budget
@@ -70,6 +71,7 @@ ADMIN_CONNECTIONS: Final = 128
 ADMIN_CONNECTIONS_OF_ONE: Final = 32  # from one address; a browser opens six
 ADMIN_HEAD_SECONDS: Final = 5.0
 KEEPALIVE_SECONDS: Final = 75.0  # longer than usual proxies in front keep them (nginx: 60 s to upstreams)
+FOLLOW_SECONDS: Final = 2.0  # between looks at whether the engine has gone to another address
 OTHER_PORT: Final = "choose another --listen or --admin-listen, or end the process that has that port"
 
 NEEDS_FOLDER: Final = (
@@ -264,6 +266,21 @@ class Sidecar:
             except (KeysError, TlsError, UpstreamsError) as error:
                 log.error("not_reloaded", error=str(error))  # noqa: TRY400 - the message says it all
 
+    async def follow(self, search: Callable[[], Awaitable[str | None]]) -> None:
+        """While no engine answers, search for one at another address, forever.
+
+        A program that starts llama-server anew gives it another port.
+        """
+        while True:
+            await asyncio.sleep(FOLLOW_SECONDS)
+            healths = [link.health for link in self.driver.engines.upstreams]
+            if not all(health is Health.DOWN or health.wrong for health in healths):
+                continue
+            base = await search()
+            if base is not None and EngineId(base) not in self.driver.links:
+                log.info("upstream_moved", url=base)
+                self.driver.membership.change((NamedUpstream(base, base),))
+
     @property
     def answering(self) -> int:
         """The number of requests on the data port that are being answered."""
@@ -361,12 +378,14 @@ async def serve(
     beside: Beside | None = None,
     listening: Callable[[str, str], None] | None = None,
     waiting: Callable[[int], None] | None = None,
+    search: Callable[[], Awaitable[str | None]] | None = None,
 ) -> None:
     """Serve until a signal, or until `beside` ends.
 
     `beside` (the supervised engine) runs at the same time and gets the links to the engines; its error is
     raised here. `listening` is called with HOST:PORT of the data port and of the admin port, as bound.
     `waiting` is called at the first SIGINT, with the number of answers whose end the sidecar waits for.
+    `search` finds the engine anew when it has gone (`Sidecar.follow`).
     """
     signals = Signals()
     tasks = Tasks(lambda _: None)  # failures are raised below
@@ -377,6 +396,8 @@ async def serve(
             listening(*sidecar.addresses)
         gc.freeze()  # modules stay, and looking at them takes most of a full collection, which stops the loop
         try:
+            if search:
+                tasks.start(sidecar.follow(search))
             companion = tasks.start(_run(beside, sidecar.driver.links))
             await _first(companion, tasks.start(_wait(signals.asked)))
             if companion.done():

@@ -26,7 +26,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from slotkeeper.addresses import NamedUpstream, checked, read_table
+from slotkeeper.addresses import AUTO, NamedUpstream, checked, read_table
 from slotkeeper.conversation.rules.base import Setting
 from slotkeeper.environment import PREFIX, SECRETS, USUAL_ADMIN_LISTEN, check_names, secret_files
 from slotkeeper.scheduler.snapshots.budgets import Limits
@@ -55,7 +55,7 @@ class Settings(BaseSettings):
         default=("http://127.0.0.1:8081",),
         description=(
             "URL of a llama-server, with any --api-prefix, or NAME=URL; several for engines with the "
-            "same model"
+            "same model; auto: the one of this machine"
         ),
     )
     listen: str = Field(default="127.0.0.1:8080", description="where clients connect, HOST:PORT")
@@ -284,6 +284,8 @@ class Settings(BaseSettings):
     @field_validator("upstream")
     @classmethod
     def _urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if value == (AUTO,):
+            return value
         return tuple(map(str, checked(NamedUpstream.parse(text) for text in value if text)))
 
     @field_validator("rules")
@@ -327,6 +329,15 @@ class Settings(BaseSettings):
                 "the admin port is reachable from outside: set --admin-token, or listen on 127.0.0.1"
             )
         return self
+
+    @property
+    def searches(self) -> bool:
+        """Whether the engine is to be found on this machine: `found_at` then says where it is."""
+        return self.upstream == (AUTO,)
+
+    def found_at(self, base: str) -> Settings:
+        """Return the settings with the address that was found."""
+        return self.model_copy(update={"upstream": (base,)})
 
     def engines(self) -> tuple[NamedUpstream, ...]:
         """Return all named engines, reading the file anew. With a file, the default address is not used.

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from slotkeeper.addresses import AUTO
 from slotkeeper.cli.measuring import NotMeasuredError, Speeds, measure
 from slotkeeper.cli.terminal import size
 from slotkeeper.engine.answers import SAID, EngineError, EngineGoneError, Health, NoFilesError, Odds
@@ -26,6 +27,8 @@ from slotkeeper.engine.file_canary import swept, unused
 from slotkeeper.engine.findings import Finding, Probe, Severity, about_files, examine, probe
 from slotkeeper.engine.fingerprint import TOLERANCE, Identity
 from slotkeeper.engine.flags import EngineFlags
+from slotkeeper.engine.managers import recognise
+from slotkeeper.engine.nearby import SEE, NotChosenError, chosen, look, starter_of
 from slotkeeper.engine.routers.router_client import RouterClient
 from slotkeeper.engine.routers.swap_client import SwapClient
 from slotkeeper.engine.traits import Reading, identify, read_answers, read_traits
@@ -58,9 +61,23 @@ async def doctor(
     snapshots: it saves an idle slot's state, and measures how quickly the folder can be written.
     On a router, or on llama-swap, it examines each loaded model. With `measured` it measures the engine's
     speed too, which takes engine time, and calls it with the result; it returns 1 if it cannot do so now.
+    `upstream` may be AUTO: the engine of this machine. Of a program that starts llama-server for its users it
+    says what can be had there.
     """
+    if upstream == AUTO:
+        try:
+            upstream = chosen(await look(key=api_key)).base
+        except NotChosenError as error:
+            console.print(f"[red]{escape(str(error))}[/]")
+            return 1
+        console.print(f"Found {upstream}.")
     async with EngineClient(upstream, api_key=api_key) as client:
         health = await client.health()
+    if health is Health.FOREIGN and (known := await recognise(upstream)):
+        console.print(f"[red]{escape(known.sentence(upstream))}[/] {SEE}")
+        return 1
+    if starter := await asyncio.to_thread(starter_of, upstream):
+        console.print(f"{starter.name} has started this engine. To keep it useful, {starter.do}. {SEE}")
     if not health.routes:
         return await _examine(EngineAddress.of(upstream), api_key, console, slot_dir, measured=measured)
     swaps = health is Health.SWAPPER

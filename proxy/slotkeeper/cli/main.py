@@ -199,7 +199,9 @@ def _serve(commands: Any) -> None:
             WrongUpstreamError,
             check_engines,
             check_loops,
+            found,
             greeter,
+            moved,
             patience_of,
             try_files,
             try_folders,
@@ -213,12 +215,14 @@ def _serve(commands: Any) -> None:
         configure(loaded.settings.log_level, "auto")
         try_folders(loaded.settings)
         try_files(loaded.settings)
-        check_loops(loaded.settings)
+        if not loaded.settings.searches:
+            check_loops(loaded.settings)
 
         async def work() -> None:
-            await check_engines(loaded.settings)
-            given = loaded.settings
-            await serve(given, listening=greeter(given), waiting=patience_of(given))
+            given = await found(loaded.settings)
+            await check_engines(given)
+            search = partial(moved, given) if loaded.settings.searches else None
+            await serve(given, listening=greeter(given), waiting=patience_of(given), search=search)
 
         try:
             run_loop(work())
@@ -419,7 +423,9 @@ def _doctor(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--upstream", metavar="URL", help="the llama-server to examine")
+    which.add_argument(
+        "--upstream", metavar="URL", help="the llama-server to examine; auto: the one of this machine"
+    )
     which.add_argument(
         "--compare",
         nargs=2,
@@ -463,6 +469,7 @@ def _doctor(commands: Any) -> None:
 def _examine(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from slotkeeper.addresses import AUTO
     from slotkeeper.cli.doctor import compare, doctor
     from slotkeeper.cli.measuring import printed
 
@@ -474,7 +481,7 @@ def _examine(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     return int(
         run_loop(
             doctor(
-                server(args.upstream, "--upstream"),
+                AUTO if args.upstream == AUTO else server(args.upstream, "--upstream"),
                 args.engine_api_key,
                 Console(stderr=args.json),
                 args.slot_dir,

@@ -18,14 +18,19 @@ from urllib.parse import urlsplit
 
 from slotkeeper import system
 from slotkeeper.addresses import UpstreamsError
-from slotkeeper.engine.answers import SAID
+from slotkeeper.engine.answers import SAID, Health
 from slotkeeper.engine.client import EngineClient
+from slotkeeper.engine.managers import recognise
+from slotkeeper.engine.nearby import SEE, Nearby, NotChosenError, chosen, look
 from slotkeeper.environment import USUAL_ADMIN_LISTEN
 from slotkeeper.exchange.connections import Tls, TlsError
 from slotkeeper.exchange.keys import KeyList, KeysError
+from slotkeeper.observe.log import get_logger
 from slotkeeper.settings import Settings
 from slotkeeper.store.trouble import Trouble, trouble_in
 from slotkeeper.values import Address, UsageError
+
+log = get_logger(__name__)
 
 
 def greeter(settings: Settings) -> Callable[[str, str], None]:
@@ -247,12 +252,50 @@ def _addresses(host: str) -> Iterator[Ip]:
         yield getattr(address, "ipv4_mapped", None) or address
 
 
+async def found(settings: Settings) -> Settings:
+    """Return the settings with the engine of this machine, if `--upstream auto` asks for it; log the choice.
+
+    Raises WrongUpstreamError if none can be used, or several.
+    """
+    if not settings.searches:
+        return settings
+    if settings.upstreams_file:
+        raise UsageError("--upstream auto: --upstreams-file names the engines; give only one of the two")
+    seen = await nearby(settings)
+    for one in seen:
+        log.info("engine_nearby", url=one.base, use=one.use.value, manager=one.manager and one.manager.name)
+    try:
+        base = chosen(seen).base
+    except NotChosenError as error:
+        raise WrongUpstreamError(str(error)) from None
+    log.info("upstream_chosen", url=base, why="the only engine of this machine that can be used")
+    return settings.found_at(base)
+
+
+async def nearby(settings: Settings) -> list[Nearby]:
+    """Return what `--upstream auto` finds, except at our own ports."""
+    own = (Address.parse(settings.listen).port, Address.parse(settings.admin_listen).port)
+    return await look(without=own, key=_key_in(settings))
+
+
+async def moved(settings: Settings) -> str | None:
+    """Return where the engine of this machine is now; None if there is none, or several."""
+    try:
+        return chosen(await nearby(settings)).base
+    except NotChosenError:
+        return None
+
+
+def _key_in(settings: Settings) -> str | None:
+    return settings.engine_api_key.get_secret_value() if settings.engine_api_key else None
+
+
 async def check_engines(settings: Settings) -> None:
     """Raise WrongUpstreamError for a server that answers and is not a llama-server.
 
     Engines that are down are accepted: they may come up later.
     """
-    key = settings.engine_api_key.get_secret_value() if settings.engine_api_key else None
+    key = _key_in(settings)
     await asyncio.gather(*(_check_engine(one.base, key) for one in settings.engines()))
 
 
@@ -264,4 +307,7 @@ async def _check_engine(url: str, key: str | None) -> None:
         except TimeoutError:
             return
     if health.wrong:
+        known = await recognise(url) if health is Health.FOREIGN else None
+        if known:
+            raise WrongUpstreamError(f"{known.sentence(url)} {SEE}")
         raise WrongUpstreamError(f"{url} {SAID[health]}. Give the port of llama-server by --upstream.")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -252,6 +253,21 @@ def given(argv: Iterable[str]) -> frozenset[str]:
     return frozenset(words.union(*(names for names in same if names & words)))
 
 
+# -- which words of a command line start an engine -------------------------------------------------------
+
+PROGRAM: Final = "llama-server"  # a file's name may go on after it, for example with a version
+APP: Final = "llama"  # llama.cpp's one program for all: `llama serve` is llama-server
+SERVE: Final = frozenset({"serve", "server"})
+LIBRARY: Final = "slotkeeper.engine.child.xllama"  # the packaged library build
+
+
+def starts(words: Sequence[str], at: int) -> bool:
+    """Whether the word at this place is an engine's program."""
+    name = words[at].rpartition("/")[2]
+    serves = name == APP and not SERVE.isdisjoint(words[at + 1 : at + 2])
+    return name.startswith(PROGRAM) or name == LIBRARY or serves
+
+
 # -- flags of a running process, from /proc --------------------------------------------------------------
 
 PROC: Final = Path("/proc")
@@ -308,12 +324,16 @@ def owners(sockets: set[str], proc: Path) -> Iterator[Path]:
             yield process
 
 
-def flags_of(process: Path) -> EngineFlags | None:
-    """Return the flags of a process. Nothing else of its environment is kept: it may hold secrets."""
+def flags_of(process: Path, *, whole: bool = True) -> EngineFlags | None:
+    """Return the flags of a process. Nothing else of its environment is kept: it may hold secrets.
+
+    `whole`: None if its environment cannot be read, as of another user's process; else it counts as empty.
+    """
     try:
-        words = texts(process / "cmdline")
-        pairs = (text.partition("=") for text in texts(process / "environ"))
-        environ = {name: value for name, _, value in pairs if name in SETTINGS}
+        words, environ = texts(process / "cmdline"), dict[str, str]()
+        with nullcontext() if whole else suppress(PermissionError):
+            pairs = (text.partition("=") for text in texts(process / "environ"))
+            environ = {name: value for name, _, value in pairs if name in SETTINGS}
         flags = EngineFlags.parse(words[1:], environ)
     except (OSError, FlagError):
         return None

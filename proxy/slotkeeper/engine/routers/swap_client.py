@@ -34,7 +34,7 @@ from slotkeeper.engine.client import (
     Headers,
     running_in,
 )
-from slotkeeper.engine.flags import EngineFlags, FlagError
+from slotkeeper.engine.flags import EngineFlags, FlagError, starts
 from slotkeeper.engine.routers.router_client import EVENTS, Listing, ModelEntry, RouterClient
 from slotkeeper.scheduler.policies.router import ModelStatus
 from slotkeeper.scheduler.types import ModelName
@@ -44,8 +44,6 @@ FAILED: Final = frozenset({500, 502, 503})  # its answers if a model could not b
 # In its words for a load that was ended from outside: another client unloaded the model, or llama-swap ends.
 ENDED: Final = ("model unloaded", "aborted", "shutdown", "shutting down", "context canceled")
 LONGEST: Final = 1 << 20  # bytes of one event that is read; longer ones are log texts
-PROGRAM: Final = "llama-server"  # a file's name may go on after it, for example with a version
-LIBRARY: Final = "slotkeeper.engine.child.xllama"  # the packaged library build
 CONTAINERS: Final = frozenset({"docker", "podman"})  # their own flags would be read
 # /running leaves stopped models out. A model that stops must end before it can be loaded again.
 STATES: Final = {READY: ModelStatus.LOADED, "starting": ModelStatus.LOADING, "stopping": ModelStatus.LOADING}
@@ -203,8 +201,8 @@ def flags_in(command: str) -> EngineFlags | None:
     """Return the flags of llama-server in a model's `cmd`; None if it starts something else, or a wrapper."""
     try:
         words = shlex.split(command, comments=True)
-        names = [word.rpartition("/")[2] for word in words]
-        at = next(n for n, name in enumerate(names) if name.startswith(PROGRAM) or name == LIBRARY)
-        return None if CONTAINERS.intersection(names[:at]) else EngineFlags.parse(words[at + 1 :])
+        at = next(n for n in range(len(words)) if starts(words, n))
+        around = {word.rpartition("/")[2] for word in words[:at]}
+        return None if CONTAINERS & around else EngineFlags.parse(words[at + 1 :])
     except (ValueError, StopIteration, FlagError):
         return None
