@@ -210,12 +210,20 @@ class OllamaLike(Managed):
         words = f"--model {model} --port {port} --host 127.0.0.1 --no-webui --offline -c {CONTEXT} -np 1"
         logs = "--log-verbosity 4 --no-log-prefix --no-log-timestamps"
         template = "--no-jinja --chat-template chatml" if self.placeholder else ""
-        return known(f"{words} {logs} {template} --flash-attn off -b 512 -ub 512".split(), self.command)
+        rest = "--flash-attn off -b 512 -ub 512"
+        return known([*f"{words} {logs} {template} {rest}".split(), *small()], self.command)
 
     def routes(self, app: web.Application) -> None:
         app.router.add_get("/", _text("Ollama is running"))
         app.router.add_get("/api/version", _json({"version": "0.20.0"}))
         app.router.add_route("*", "/{path:.*}", _text("404 page not found", 404))
+
+
+class LmStudioLike(Managed):
+    """Only what LM Studio says to a path that it does not know."""
+
+    def routes(self, app: web.Application) -> None:
+        app.router.add_route("*", "/{path:.*}", _json(orjson.loads(LM_STUDIO_SAYS)))
 
 
 class StudioLike(Managed):
@@ -247,8 +255,8 @@ class StudioLike(Managed):
 
 
 def small() -> list[str]:
-    """Return flags that only make the tests quick; the programs do not give them."""
-    return ["-t", "1", "--device", "none"]
+    """Return flags that only make the tests quick, and count tokens; the programs do not give them."""
+    return ["-t", "1", "--device", "none", "--metrics"]
 
 
 def known(flags: Sequence[str], command: Sequence[str]) -> list[str]:
@@ -294,12 +302,3 @@ async def serving(stand_in: Managed) -> AsyncIterator[str]:
             yield str(server.make_url("")).rstrip("/")
     finally:
         await stand_in.close()
-
-
-@asynccontextmanager
-async def answering(app: Callable[[web.Application], object]) -> AsyncIterator[str]:
-    """Serve an app that `app` fills; yield its URL."""
-    made = web.Application()
-    app(made)
-    async with TestServer(made) as server:
-        yield str(server.make_url("")).rstrip("/")

@@ -7,7 +7,7 @@ import gc
 import os
 import secrets
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from ipaddress import ip_network
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from slotkeeper import system
-from slotkeeper.addresses import NamedUpstream, UpstreamsError
+from slotkeeper.addresses import MAX_ENGINES, NamedUpstream, UpstreamsError
 from slotkeeper.admin.admin import AdminPort
 from slotkeeper.api.request import HEAVY
 from slotkeeper.conversation.naming import Naming
@@ -269,17 +269,26 @@ class Sidecar:
     async def follow(self, search: Callable[[], Awaitable[str | None]]) -> None:
         """While no engine answers, search for one at another address, forever.
 
-        A program that starts llama-server anew gives it another port.
+        A program that starts llama-server anew gives it another port. The old address is kept until the new
+        one serves: requests wait for it.
         """
+        engines = self.driver.engines
         while True:
             await asyncio.sleep(FOLLOW_SECONDS)
-            healths = [link.health for link in self.driver.engines.upstreams]
-            if not all(health is Health.DOWN or health.wrong for health in healths):
-                continue
-            base = await search()
-            if base is not None and EngineId(base) not in self.driver.links:
-                log.info("upstream_moved", url=base)
-                self.driver.membership.change((NamedUpstream(base, base),))
+            links = [link for link in engines.upstreams if not link.draining]
+            serving = [link for link in links if link.up or link.health.routes]
+            if serving and len(links) > 1:
+                self._use(link.address.base for link in serving)
+            elif all(link.health is Health.DOWN or link.health.wrong for link in links):
+                base = await search()
+                if base is not None and EngineId(base) not in engines.links:
+                    log.info("upstream_moved", url=base)
+                    self._use([*(link.address.base for link in links), base])
+
+    def _use(self, bases: Iterable[str]) -> None:
+        """Use the last of these addresses, as many as one sidecar may have."""
+        last = list(bases)[-MAX_ENGINES:]
+        self.driver.membership.change(tuple(NamedUpstream(base, base) for base in last))
 
     @property
     def answering(self) -> int:
