@@ -48,7 +48,7 @@ class NamedUpstream:
     def parse(cls, text: str) -> Self:
         """Parse `NAME=URL`, or a URL. Raises ValueError."""
         if text.strip() == AUTO:
-            raise UpstreamsError(f"{AUTO} stands alone, and only for --upstream of a command")
+            raise UpstreamsError(f"{AUTO} finds one engine of this machine: name no other beside it")
         if named := _NAMED.fullmatch(text.strip()):
             return cls(named[1], base_of(named[2]))
         base = base_of(text)

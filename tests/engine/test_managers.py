@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx
 import pytest
@@ -125,7 +125,7 @@ async def following(manager: Managed, front: str, folder: Path) -> AsyncIterator
     assert base == manager.base
     bugs: list[BaseException] = []
     tasks = Tasks(bugs.append)
-    ours = {"slot_dir": folder / "slots", "save_pause": lab.PAUSE_SECONDS, "read_flags": True}
+    ours: dict[str, Any] = {"slot_dir": folder / "slots", "save_pause": lab.PAUSE_SECONDS, "read_flags": True}
     async with lab.in_front_of(base, **ours) as sidecar:
         tasks.start(sidecar.follow(search))
         try:

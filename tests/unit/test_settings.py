@@ -228,6 +228,7 @@ def test_shown_values_can_be_set_again(monkeypatch):
     [
         ("upstream", [], "at least one"),
         ("upstream", ["http://a:1", "http://a:1/"], "only once"),
+        ("upstream", ["auto", "http://a:1"], "auto finds one engine"),
         ("listen", "8080", "HOST:PORT"),
         ("listen", "127.0.0.1:http", "HOST:PORT"),
         ("listen", "127.0.0.1:\u00b2", "is not HOST:PORT"),

@@ -259,8 +259,6 @@ async def found(settings: Settings) -> Settings:
     """
     if not settings.searches:
         return settings
-    if settings.upstreams_file:
-        raise UsageError("--upstream auto: --upstreams-file names the engines; give only one of the two")
     seen = await nearby(settings)
     for one in seen:
         log.info("engine_nearby", url=one.base, use=one.use.value, manager=one.manager and one.manager.name)

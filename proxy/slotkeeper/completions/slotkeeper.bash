@@ -66,7 +66,7 @@ _shtab_slotkeeper_serve___namespaces_choices=(auto key off)
 _shtab_slotkeeper_up___log_level_choices=(debug info warning error)
 _shtab_slotkeeper_up___namespaces_choices=(auto key off)
 _shtab_slotkeeper_snapshots_pos_0_choices=(ls verify rm)
-_shtab_slotkeeper_docs_pos_0_choices=(adapters agents alerts architecture benchmarks compose configuration dashboard engine engines glossary hardware index kubernetes kv-pool llama-cpp-maintainers logs models open-webui performance priority quickstart recording reference reliability rules scaling security shared-store tracing troubleshooting upgrading vision when-you-need-it)
+_shtab_slotkeeper_docs_pos_0_choices=(adapters agents alerts architecture benchmarks compose configuration dashboard engine engines glossary hardware index kubernetes kv-pool llama-cpp-maintainers logs managers models open-webui performance priority quickstart recording reference reliability rules scaling security shared-store tracing troubleshooting upgrading vision when-you-need-it)
 _shtab_slotkeeper_completion_pos_0_choices=(bash zsh fish)
 _shtab_slotkeeper_pos_0_choices=(serve up demo bench doctor snapshots keys why top health drain undrain replay lint docs completion)
 

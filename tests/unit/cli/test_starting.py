@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
+from functools import partial
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from structlog.testing import capture_logs
 
+from slotkeeper.cli import starting
 from slotkeeper.cli.starting import strangers_in, try_folders
+from slotkeeper.engine.nearby import look
 from slotkeeper.settings import Settings
 from slotkeeper.values import UsageError
 
@@ -59,3 +65,29 @@ def test_a_folder_of_another_user_is_refused_unless_root_owns_it_or_runs_the_sid
     tmp_path.chmod(0o700)
     monkeypatch.setattr(os, "geteuid", lambda: us)
     assert ("another user" in strangers_in(Folder(tmp_path))) is not trusted
+
+
+async def test_auto_uses_the_only_engine_of_this_machine_and_logs_why(monkeypatch, tmp_path):
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response({"total_slots": 1, "media_marker": "<m>"})
+
+    app = web.Application()
+    app.router.add_get("/{path:health|props}", answer)
+    async with TestServer(app) as server:
+        base = f"http://127.0.0.1:{server.port}"
+        monkeypatch.setattr(starting, "look", partial(look, ports=(1, server.port), proc=tmp_path))
+        settings = Settings(upstream=("auto",))
+        with capture_logs() as lines:
+            found = await starting.found(settings)
+        assert found.upstream == (base,)
+        assert await starting.moved(settings) == base
+        own = Settings(upstream=("auto",), listen=f"127.0.0.1:{server.port}")
+        assert await starting.moved(own) is None, "our own port is no engine"
+    events = {line["event"]: line for line in lines}
+    assert events["engine_nearby"]["use"] == "yes"
+    assert events["upstream_chosen"]["url"] == base
+
+
+async def test_an_address_that_was_given_is_not_searched():
+    settings = Settings(upstream=("http://127.0.0.1:1",))
+    assert await starting.found(settings) is settings

@@ -11,6 +11,7 @@ import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +19,9 @@ from typing import Any, Final
 import pytest
 
 from commands.process import NOBODY, ended, serving
+from slotkeeper.cli import doctor, starting
 from slotkeeper.engine.child.launch import free_port
+from slotkeeper.engine.nearby import look
 from slotkeeper.settings import Settings
 
 USAGE, FAILURE = 2, 1
@@ -339,6 +342,54 @@ def test_an_upstream_that_is_not_a_llama_server_is_a_failure(check, command, els
     ports = ("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0") if command == "serve" else ()
     hints = (f"{elsewhere} is not a llama-server", "by --upstream")
     check(FAILURE, hints, command, "--upstream", f"{elsewhere}/v1/", *ports)
+
+
+class Ollama(Elsewhere):
+    """What Ollama answers (ollama/ollama, server/routes.go); it is not the program."""
+
+    def do_GET(self) -> None:
+        found = self.path == "/"
+        self.send_response(200 if found else 404)
+        self.end_headers()
+        self.wfile.write(b"Ollama is running" if found else b"404 page not found")
+
+
+@pytest.fixture
+def ollama() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Ollama)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+ANY_PORTS: Final = ("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0")
+ASKING: Final = (("serve", *ANY_PORTS), ("doctor",))
+
+
+@pytest.mark.parametrize("command", ASKING, ids=lambda words: words[0])
+def test_of_a_program_that_starts_llama_server_it_is_said_what_can_be_had_there(check, command, ollama):
+    hints = (f"{ollama} is Ollama: ", "slotkeeper up --model", "slotkeeper docs managers")
+    check(FAILURE, hints, *command, "--upstream", ollama)
+
+
+@pytest.mark.parametrize("command", ASKING, ids=lambda words: words[0])
+def test_auto_ends_with_what_to_do_if_no_engine_can_be_used(check, command, ollama, monkeypatch, tmp_path):
+    here = partial(look, ports=(int(ollama.rpartition(":")[2]),), proc=tmp_path)
+    monkeypatch.setattr(starting, "look", here)
+    monkeypatch.setattr(doctor, "look", here)
+    hints = ("--upstream auto: no engine that can be used", f"{ollama} is Ollama", "slotkeeper docs managers")
+    check(FAILURE, hints, *command, "--upstream", "auto")
+
+
+def test_auto_stands_alone(check, tmp_path):
+    table = tmp_path / "engines.toml"
+    table.write_text(f'[one]\nurl = "{NOBODY}"\n')
+    both = ("serve", "--upstream", "auto", "--upstream", NOBODY)
+    for words in (both, ("serve", "--upstream", "auto", "--upstreams-file", str(table))):
+        check(USAGE, ("auto finds one engine of this machine: name no other",), *words)
 
 
 @pytest.mark.parametrize("command", [["why"], ["why", "last"], ["top"], ["health"], ["snapshots", "ls"]])
