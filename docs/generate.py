@@ -37,6 +37,7 @@ from slotkeeper.cli.main import OF_SIDECARS, add_all_settings, parsers
 from slotkeeper.conversation.divergence import CAUSES
 from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.conversation.rules.apply import RULES
+from slotkeeper.engine.managers import MANAGERS
 from slotkeeper.environment import SECRETS
 from slotkeeper.observe.gauges import EngineFigures, SlotFigures
 from slotkeeper.observe.metrics import Metrics
@@ -211,9 +212,16 @@ def compatibility() -> str:
     return made.stdout
 
 
+def managers() -> str:
+    rows = (f"| {one.name} | {one.port} | {one.had} | {one.idles} | {one.do} |" for one in MANAGERS)
+    head = ("program", "port", "what can be had", "what it does to an idle engine", "instead")
+    return "\n".join([f"| {' | '.join(head)} |", "|---" * len(head) + "|", *rows])
+
+
 BLOCKS: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
     "docs/configuration.md": {"settings": settings},
     "docs/dashboard.md": {"engine-states": engine_states},
+    "docs/managers.md": {"managers": managers},
     "docs/reference.md": {"reasons": reasons, "metrics": metrics},
     "docs/rules.md": {"kinds": kinds, "causes": causes, "rules": rules},
     "docs/when-you-need-it.md": {"compatibility": compatibility},

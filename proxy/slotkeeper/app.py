@@ -72,6 +72,8 @@ ADMIN_CONNECTIONS_OF_ONE: Final = 32  # from one address; a browser opens six
 ADMIN_HEAD_SECONDS: Final = 5.0
 KEEPALIVE_SECONDS: Final = 75.0  # longer than usual proxies in front keep them (nginx: 60 s to upstreams)
 FOLLOW_SECONDS: Final = 2.0  # between looks at whether the engine has gone to another address
+FOLLOW_MORE: Final = 1.5  # times the rest after each search without an engine
+LONGEST_FOLLOW: Final = 10.0
 OTHER_PORT: Final = "choose another --listen or --admin-listen, or end the process that has that port"
 
 NEEDS_FOLDER: Final = (
@@ -272,11 +274,14 @@ class Sidecar:
         A program that starts llama-server anew gives it another port. The old address is kept until the new
         one serves: requests wait for it.
         """
-        engines = self.driver.engines
+        engines, rest = self.driver.engines, FOLLOW_SECONDS
         while True:
-            await asyncio.sleep(FOLLOW_SECONDS)
+            await asyncio.sleep(rest)
+            rest = min(FOLLOW_MORE * rest, LONGEST_FOLLOW)
             links = [link for link in engines.upstreams if not link.draining]
             serving = [link for link in links if link.up or link.health.routes]
+            if serving:
+                rest = FOLLOW_SECONDS
             if serving and len(links) > 1:
                 self._use(link.address.base for link in serving)
             elif all(link.health is Health.DOWN or link.health.wrong for link in links):

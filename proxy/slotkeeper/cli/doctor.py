@@ -66,7 +66,7 @@ async def doctor(
     """
     if upstream == AUTO:
         try:
-            upstream = chosen(await look(key=api_key)).base
+            upstream = chosen(await look()).base
         except NotChosenError as error:
             console.print(f"[red]{escape(str(error))}[/]")
             return 1

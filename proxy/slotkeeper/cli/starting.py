@@ -273,7 +273,7 @@ async def found(settings: Settings) -> Settings:
 async def nearby(settings: Settings) -> list[Nearby]:
     """Return what `--upstream auto` finds, except at our own ports."""
     own = (Address.parse(settings.listen).port, Address.parse(settings.admin_listen).port)
-    return await look(without=own, key=_key_in(settings))
+    return await look(without=own)
 
 
 async def moved(settings: Settings) -> str | None:
@@ -284,16 +284,12 @@ async def moved(settings: Settings) -> str | None:
         return None
 
 
-def _key_in(settings: Settings) -> str | None:
-    return settings.engine_api_key.get_secret_value() if settings.engine_api_key else None
-
-
 async def check_engines(settings: Settings) -> None:
     """Raise WrongUpstreamError for a server that answers and is not a llama-server.
 
     Engines that are down are accepted: they may come up later.
     """
-    key = _key_in(settings)
+    key = settings.engine_api_key.get_secret_value() if settings.engine_api_key else None
     await asyncio.gather(*(_check_engine(one.base, key) for one in settings.engines()))
 
 

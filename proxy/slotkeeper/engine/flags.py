@@ -331,7 +331,7 @@ def flags_of(process: Path, *, whole: bool = True) -> EngineFlags | None:
     """
     try:
         words, environ = texts(process / "cmdline"), dict[str, str]()
-        with nullcontext() if whole else suppress(PermissionError):
+        with nullcontext() if whole else suppress(OSError):
             pairs = (text.partition("=") for text in texts(process / "environ"))
             environ = {name: value for name, _, value in pairs if name in SETTINGS}
         flags = EngineFlags.parse(words[1:], environ)

@@ -34,7 +34,8 @@ class Manager:
     port: int  # its usual one
     programs: tuple[str, ...]  # words of its command line, to recognise it as an engine's parent process
     had: str  # what Slotkeeper can do there
-    do: str  # which setting to change
+    idles: str  # what it does to an engine that it takes for idle
+    do: str  # what to do instead of naming its port
 
 
 LEMONADE: Final = Manager(
@@ -43,11 +44,9 @@ LEMONADE: Final = Manager(
     mark=re.compile(r'"all_models_loaded"\s*:'),
     port=13305,
     programs=("lemond", "lemonade-server", "lemonade-router"),
-    had="its own port has no /props, /tokenize or /completion; the llama-server behind it has all routes",
-    do=(
-        "let Lemonade start `slotkeeper up` in place of llama-server, with auto_evict=false "
-        "(it clears idle slots)"
-    ),
+    had="no /props, no /completion; the llama-server behind it has all routes",
+    idles="with auto_evict: erases its slots after 60 s, ends it after 300 s",
+    do="let it start `slotkeeper up` in place of llama-server, and set auto_evict=false",
 )
 OLLAMA: Final = Manager(
     name="Ollama",
@@ -55,10 +54,8 @@ OLLAMA: Final = Manager(
     mark=re.compile(r"\AOllama is running\s*\Z"),
     port=11434,
     programs=("ollama",),
-    had=(
-        "it has no routes for slots, saves none, and for many models starts llama-server with a template "
-        "that is not the model's"
-    ),
+    had="no routes for slots; the llama-server behind it saves none, and may lack the chat template",
+    idles="ends it after 5 minutes",
     do="serve the model's file by `slotkeeper up --model`",
 )
 LM_STUDIO: Final = Manager(
@@ -67,7 +64,8 @@ LM_STUDIO: Final = Manager(
     mark=re.compile(r'"error"\s*:\s*"Unexpected endpoint or method\.'),
     port=1234,
     programs=("lm-studio", "LM-Studio", "lms"),
-    had="its engine has no llama-server's routes",
+    had="no routes for slots, and no llama-server behind it",
+    idles="unloads the model after 60 minutes",
     do="serve the model's file by `slotkeeper up --model`",
 )
 UNSLOTH: Final = Manager(
@@ -76,8 +74,9 @@ UNSLOTH: Final = Manager(
     mark=re.compile(r'"service"\s*:\s*"Unsloth UI Backend"'),
     port=8888,
     programs=("unsloth",),
-    had="its own port has no routes for slots; the llama-server behind it has all, and saves slots",
-    do="let Studio start `slotkeeper up` in place of llama-server: LLAMA_SERVER_PATH",
+    had="no routes for slots; the llama-server behind it has all, and saves slots",
+    idles="if that is set: saves its slots and ends it",
+    do="let it start `slotkeeper up` in place of llama-server (LLAMA_SERVER_PATH)",
 )
 MANAGERS: Final = (LEMONADE, OLLAMA, LM_STUDIO, UNSLOTH)
 

@@ -72,18 +72,23 @@ def processes(proc: Path = PROC) -> Iterator[Nearby]:
             continue
         try:
             words = texts(process / "cmdline")
-            parent = texts(proc / _parent(process) / "cmdline")
-        except (OSError, IndexError):  # it has ended
+        except OSError:  # it has ended
             continue
         if not _is_engine(words) or (flags := flags_of(process, whole=False)) is None:
             continue
+        parent = _parent(process)
         manager = manager_of(parent)
         yield Nearby(base=flags.base, use=_use(words, parent, flags, manager), manager=manager)
 
 
-def _parent(process: Path) -> str:
-    """Return the id of a process's parent. The program's name, in brackets, may hold anything."""
-    return (process / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
+def _parent(process: Path) -> list[str]:
+    """Return the command line of a process's parent; none if it cannot be read."""
+    try:
+        # The process's own name, in brackets, may hold anything.
+        pid = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
+        return texts(process.parent / pid / "cmdline")
+    except (OSError, IndexError):
+        return []
 
 
 def _is_engine(words: Sequence[str]) -> bool:
@@ -100,23 +105,26 @@ def _use(words: Sequence[str], parent: Sequence[str], flags: EngineFlags, manage
 
 
 async def look(
-    *, without: Collection[int] = (), key: str | None = None, ports: Sequence[int] = PORTS, proc: Path = PROC
+    *, without: Collection[int] = (), ports: Sequence[int] = PORTS, proc: Path = PROC
 ) -> list[Nearby]:
-    """Return what is at the addresses of processes and at usual ports, except at the ports `without`."""
+    """Return what is at the addresses of processes and at usual ports, except at the ports `without`.
+
+    No key is sent: anything may listen there.
+    """
     found = {one.base: one for one in await asyncio.to_thread(lambda: list(processes(proc)))}
     for port in ports:
         found.setdefault(f"http://127.0.0.1:{port}", Nearby(base=f"http://127.0.0.1:{port}"))
     for port in without:
         found.pop(f"http://127.0.0.1:{port}", None)
-    seen = await asyncio.gather(*(_asked(one, key) for one in found.values()))
+    seen = await asyncio.gather(*(_asked(one) for one in found.values()))
     named = {base for _, recognised in seen if recognised for base in recognised.engines}
     more = [Nearby(base=base) for base in sorted(named - found.keys())]  # where there is no /proc
-    seen += await asyncio.gather(*(_asked(one, key) for one in more))
+    seen += await asyncio.gather(*(_asked(one) for one in more))
     return _once(one for one, _ in seen if one.use is not Use.SILENT)
 
 
-async def _asked(one: Nearby, key: str | None) -> tuple[Nearby, Recognised | None]:
-    async with EngineClient(one.base, api_key=key) as client:
+async def _asked(one: Nearby) -> tuple[Nearby, Recognised | None]:
+    async with EngineClient(one.base) as client:
         health = await client.health(seconds=LOOK_SECONDS)
         if health in USABLE:
             return replace(one, marker=client.marker), None

@@ -13,10 +13,11 @@ from aiohttp.test_utils import TestServer
 
 from managed import OllamaLike, serving
 from slotkeeper.engine.managers import LEMONADE, OLLAMA
-from slotkeeper.engine.nearby import Nearby, NotChosenError, Use, chosen, look, processes, starter_of
+from slotkeeper.engine.nearby import PORTS, Nearby, NotChosenError, Use, chosen, look, processes, starter_of
 
 ENGINE = "llama-server -m /m/a.gguf --port 9001"
 ELSEWHERE = "http://127.0.0.1:9001"
+PAGE = Path(__file__).parents[3] / "docs" / "managers.md"
 
 
 def process(
@@ -28,10 +29,8 @@ def process(
     words = command.split() if isinstance(command, str) else command
     (folder / "cmdline").write_bytes("".join(f"{word}\0" for word in words).encode())
     (folder / "stat").write_text(f"{pid} (a name) with) brackets) S {parent} 0 0\n")
-    (folder / "environ").write_bytes(f"{environ or ''}\0".encode())
-    if environ is None:
-        (folder / "environ").unlink()
-        (folder / "environ").mkdir()
+    if environ is not None:
+        (folder / "environ").write_bytes(f"{environ}\0".encode())
 
 
 @pytest.fixture
@@ -111,6 +110,11 @@ def test_the_manager_of_an_engine_is_known(proc):
     assert starter_of("http://127.0.0.1:9002", proc) is None
 
 
+def test_an_engine_of_another_user_is_found_without_its_environment_and_parent(proc):
+    process(proc, 7, ENGINE, parent=6, environ=None)
+    assert list(processes(proc)) == [Nearby(base=ELSEWHERE)]
+
+
 def test_where_there_is_no_proc_nothing_is_found(tmp_path):
     assert list(processes(tmp_path / "none")) == []
 
@@ -150,6 +154,22 @@ async def test_the_only_engine_is_chosen_by_its_port(tmp_path):
 async def test_a_router_is_an_engine(tmp_path):
     async with engine(role="router") as port:
         assert chosen(await look(ports=(port,), proc=tmp_path)).base.endswith(str(port))
+
+
+async def test_no_key_is_sent_to_what_may_be_anything(tmp_path):
+    seen: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        seen.extend(request.headers)
+        return web.json_response({"total_slots": 1})
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    async with TestServer(app) as server:
+        assert server.port
+        await look(ports=(server.port,), proc=tmp_path)
+    assert seen
+    assert not {"Authorization", "X-Api-Key"} & set(seen)
 
 
 async def test_our_own_ports_are_left_out(tmp_path):
@@ -210,3 +230,8 @@ async def test_an_engine_that_a_manager_names_is_chosen_without_proc(tmp_path):
             assert server.port
             found = await look(ports=(server.port,), proc=tmp_path)
     assert chosen(found).base == f"http://127.0.0.1:{port}"
+
+
+def test_the_page_names_the_ports_that_are_asked():
+    *ports, last = map(str, PORTS)
+    assert f"ports {', '.join(ports)} and {last} of this machine" in PAGE.read_text("utf-8")
