@@ -28,6 +28,7 @@ import orjson
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from patience import PATIENCE
 from slotkeeper.bench import lab
 from slotkeeper.engine.child.launch import free_port
 
@@ -48,13 +49,13 @@ class Managed:
     """
 
     command: Sequence[str]
-    environ: Mapping[str, str]
+    environ: Mapping[str, str] = field(repr=False)
     models: Mapping[str, Path]
     folder: Path
     loaded: str = ""
     base: str = ""
     process: asyncio.subprocess.Process | None = None
-    ports: list[int] = field(default_factory=list)
+    bases: list[str] = field(default_factory=list)  # where its engines have been
     prompt_tokens: int = 0
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -83,14 +84,15 @@ class Managed:
                 return
             await self._stop()
             port = free_port()
-            self.ports.append(port)
-            log = (self.folder / "engine.log").open("ab")
+            self.base = f"http://127.0.0.1:{port}"
             words = [*self.command, *self.flags(self.models[model], port)]
+            self.bases.append(self.base)
+            log = (self.folder / "engine.log").open("ab")
             self.process = await asyncio.create_subprocess_exec(
                 *words, stdout=log, stderr=log, env={**os.environ, **self.environ}, start_new_session=True
             )
             log.close()
-            self.base, self.loaded = f"http://127.0.0.1:{port}", model
+            self.loaded = model
             await self._healthy()
             await self.resumed()
 
@@ -219,6 +221,29 @@ class OllamaLike(Managed):
         app.router.add_route("*", "/{path:.*}", _text("404 page not found", 404))
 
 
+class ServeLike(Managed):
+    """`llama serve`, which is llama-server: it sleeps by itself, and a service starts it at the same port."""
+
+    def flags(self, model: Path, port: int) -> list[str]:
+        self.base = (self.bases or [self.base])[0]
+        port = int(self.base.rpartition(":")[2])
+        words = f"-m {model} --port {port} -c {CONTEXT} -np 1 --jinja --slots --sleep-idle-seconds 3"
+        return [*words.split(), "--slot-save-path", str(self.folder / "slots"), *small()]
+
+    async def idle(self) -> None:
+        """Another program erases the slot."""
+        await self.asked("POST", "/slots/0?action=erase", {})
+
+    async def unload(self) -> None:
+        """Wait until it sleeps: all its slots are lost."""
+        async with asyncio.timeout(PATIENCE):
+            while not orjson.loads((await self.asked("GET", "/props"))[1]).get("is_sleeping"):
+                await asyncio.sleep(HEALTH_SECONDS)
+
+    def routes(self, app: web.Application) -> None:
+        """It has no other port."""
+
+
 class LmStudioLike(Managed):
     """Only what LM Studio says to a path that it does not know."""
 
@@ -237,7 +262,7 @@ class StudioLike(Managed):
         return known([*words.split(), *more.split(), *small()], self.command)
 
     async def idle(self) -> None:
-        name = f"resume-{len(self.ports)}-slot0.bin"
+        name = f"resume-{len(self.bases)}-slot0.bin"
         status, data = await self.asked("POST", "/slots/0?action=save", {"filename": name})
         held = status == 200 and orjson.loads(data).get("n_saved", 0) > 0
         self.saved = ((0, name),) if held else ()

@@ -21,6 +21,7 @@ import pytest
 from commands.process import NOBODY, ended, serving
 from slotkeeper.cli import doctor, starting
 from slotkeeper.engine.child.launch import free_port
+from slotkeeper.engine.managers import LEMONADE
 from slotkeeper.engine.nearby import look
 from slotkeeper.settings import Settings
 
@@ -382,6 +383,12 @@ def test_auto_ends_with_what_to_do_if_no_engine_can_be_used(check, command, olla
     monkeypatch.setattr(doctor, "look", here)
     hints = ("--upstream auto: no engine that can be used", f"{ollama} is Ollama", "slotkeeper docs managers")
     check(FAILURE, hints, *command, "--upstream", "auto")
+
+
+def test_doctor_says_what_has_started_an_engine_and_which_setting_keeps_it_useful(check, monkeypatch):
+    monkeypatch.setattr(doctor, "starter_of", lambda _: LEMONADE)
+    hints = (f"Lemonade has started this engine. To keep it useful, {LEMONADE.do}.", "does not answer")
+    check(FAILURE, hints, "doctor", "--upstream", NOBODY)
 
 
 def test_auto_stands_alone(check, tmp_path):
