@@ -12,12 +12,15 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
 
+from slotkeeper.engine.flags import local
 from slotkeeper.values import base_of
 
 ASK_SECONDS: Final = 2.0  # a program of this machine that is slower is not recognised
@@ -115,7 +118,10 @@ async def _answer(session: aiohttp.ClientSession, url: str) -> str:
 
 
 def engines_in(text: str) -> Iterable[str]:
-    """Yield the llama-servers that Lemonade names in its answer to /api/v1/health."""
+    """Yield the llama-servers of this machine that Lemonade names in its answer to /api/v1/health.
+
+    Another machine is not believed: any program may listen at Lemonade's port.
+    """
     try:
         said = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -123,10 +129,10 @@ def engines_in(text: str) -> Iterable[str]:
     listed: Any = said.get("all_models_loaded") if isinstance(said, dict) else None
     for one in listed if isinstance(listed, list) else ():
         if isinstance(one, dict) and one.get("recipe") == "llamacpp":
-            try:
-                yield base_of(str(one.get("backend_url")))
-            except ValueError:
-                continue
+            with suppress(ValueError):
+                base = base_of(str(one.get("backend_url")))
+                if local(urlsplit(base).hostname or ""):
+                    yield base
 
 
 def manager_of(command: Iterable[str]) -> Manager | None:

@@ -45,6 +45,15 @@ class Use(StrEnum):
     SILENT = "silent"  # nothing of use answers there
 
 
+SEE: Final = "See `slotkeeper docs managers`."
+NOT_USED: Final = {
+    Use.MANAGER: "it has no routes for slots",
+    Use.FRONTED: "another program is in front of it; name that one by --upstream",
+    Use.NO_CHAT: "it only embeds or ranks texts",
+    Use.PLACEHOLDER: f"its chat template is a placeholder; {OLLAMA.do}",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nearby:
     """What was found at one address."""
@@ -163,15 +172,6 @@ def chosen(found: Sequence[Nearby]) -> Nearby:
         f"--upstream auto: no llama-server answers on this machine (asked: those in /proc, ports "
         f"{', '.join(map(str, PORTS))}). Start one, or give its URL: --upstream http://HOST:PORT"
     )
-
-
-SEE: Final = "See `slotkeeper docs managers`."
-NOT_USED: Final = {
-    Use.MANAGER: "it has no routes for slots",
-    Use.FRONTED: "another program is in front of it; name that one by --upstream",
-    Use.NO_CHAT: "it only embeds or ranks texts",
-    Use.PLACEHOLDER: f"its chat template is a placeholder; {OLLAMA.do}",
-}
 
 
 def starter_of(base: str, proc: Path = PROC) -> Manager | None:

@@ -36,7 +36,8 @@ async def test_a_manager_is_recognised_and_is_no_llama_server(manager, tmp_path)
 
 async def test_lemonade_names_its_llama_servers():
     loaded = {"recipe": "llamacpp", "backend_url": "http://127.0.0.1:8001/v1"}
-    others = [{"recipe": "whispercpp", "backend_url": "http://127.0.0.1:8002/v1"}, {"recipe": "llamacpp"}, 7]
+    elsewhere = {"recipe": "llamacpp", "backend_url": "http://10.0.0.1:8001/v1"}
+    others = [{**loaded, "recipe": "whispercpp"}, {"recipe": "llamacpp"}, elsewhere, 7]
     said = {"status": "ok", "all_models_loaded": [loaded, *others]}
 
     async def answer(_: web.Request) -> web.Response:
