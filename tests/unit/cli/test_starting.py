@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import pytest
@@ -11,9 +12,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from structlog.testing import capture_logs
 
+from slotkeeper import app
 from slotkeeper.cli import starting
 from slotkeeper.cli.starting import strangers_in, try_folders
-from slotkeeper.engine.nearby import look
+from slotkeeper.engine.nearby import Nearby, look
 from slotkeeper.settings import Settings
 from slotkeeper.values import UsageError
 
@@ -71,9 +73,9 @@ async def test_auto_uses_the_only_engine_of_this_machine_and_logs_why(monkeypatc
     async def answer(_: web.Request) -> web.Response:
         return web.json_response({"total_slots": 1, "media_marker": "<m>"})
 
-    app = web.Application()
-    app.router.add_get("/{path:health|props}", answer)
-    async with TestServer(app) as server:
+    engine = web.Application()
+    engine.router.add_get("/{path:health|props}", answer)
+    async with TestServer(engine) as server:
         base = f"http://127.0.0.1:{server.port}"
         monkeypatch.setattr(starting, "look", partial(look, ports=(1, server.port), proc=tmp_path))
         settings = Settings(upstream=("auto",))
@@ -91,3 +93,24 @@ async def test_auto_uses_the_only_engine_of_this_machine_and_logs_why(monkeypatc
 async def test_an_address_that_was_given_is_not_searched():
     settings = Settings(upstream=("http://127.0.0.1:1",))
     assert await starting.found(settings) is settings
+
+
+def test_serve_uses_what_auto_has_found_and_searches_again_only_then(monkeypatch, run_cli):
+    """Without a sidecar: `Sidecar.follow` is tested with engines (engine/test_managers.py)."""
+    ran: list[tuple[tuple[str, ...], str | None]] = []
+    found = [Nearby(base="http://127.0.0.1:1")]
+
+    async def looked(**_: object) -> list[Nearby]:
+        return found
+
+    async def serve(
+        settings: Settings, *, search: Callable[[], Awaitable[str | None]] | None = None, **_: object
+    ) -> None:
+        found[:] = [Nearby(base="http://127.0.0.1:2")]
+        ran.append((settings.upstream, await search() if search else None))
+
+    monkeypatch.setattr(starting, "look", looked)
+    monkeypatch.setattr(app, "serve", serve)
+    assert run_cli("serve", "--upstream", "auto")[0] == 0
+    assert run_cli("serve", "--upstream", "http://127.0.0.1:1")[0] == 0
+    assert ran == [(("http://127.0.0.1:1",), "http://127.0.0.1:2"), (("http://127.0.0.1:1",), None)]
