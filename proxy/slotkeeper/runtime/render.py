@@ -190,7 +190,7 @@ def shortened(chat: Doc, longer: Doc, size: int) -> Doc | None:
     if (
         not added
         or later[: len(messages)] != messages  # quick: they are the same objects
-        or any(chat.get(name) != value for name, value in longer.items() if name != "messages")
+        or any(chat.get(name) != longer.get(name) for name in {*chat, *longer} - {"messages"})
         or asked is None
         or roles[-1] == "assistant"  # the reply continues it
         or not ending(messages[-1])

@@ -226,6 +226,12 @@ def test_what_is_left_of_a_shortened_chat(asked_last, more, kept):
         assert short["messages"] == chat["messages"][-1:]
 
 
+@pytest.mark.parametrize("head", [{}, {"tools": []}, {"tools": TOOLS, "chat_template_kwargs": {"a": 1}}])
+def test_a_chat_with_another_head_is_rendered_whole(head):
+    chat = {"messages": ASKED, "tools": TOOLS}
+    assert shortened(chat, {"messages": [*ASKED, *MORE], **head}, 2000) is None
+
+
 def test_a_last_message_is_also_found_as_json():
     text, end = 'say "hm"\n', 'to=tool {"text": "say \\"hm\\"\\n"}|'
     before, longer = f"head {end}", f"head {end}more"
