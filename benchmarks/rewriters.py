@@ -43,7 +43,7 @@ class Rewriter:
     def __call__(self) -> Script:
         """Return the session."""
         for number, (task, messages) in enumerate(_requests()):
-            body = self.rewrite(task, number, {"tools": _tools(), "messages": messages})
+            body = self.rewrite(task, number, {"tools": tools(), "messages": messages})
             fields = {**PLAIN, "tools": body["tools"]}
             label = f"task {task + 1}, request {number + 1}"
             yield Turn(label=label, messages=tuple(body["messages"]), max_tokens=8, fields=fields)
@@ -56,13 +56,13 @@ def _requests() -> Iterator[tuple[int, list[Doc]]]:
         history.append({"role": "user", "content": f"Task {task + 1}. {prose(800, 80 + task)}"})
         for number in range(CALLS):
             yield task, list(history)
-            said = _call(10 * task + number)
+            said = scripted_call(10 * task + number)
             history += [said, result(said, prose(1500, 90 + 10 * task + number))]
         yield task, list(history)
         history.append({"role": "assistant", "content": f"Task {task + 1} is done.\n"})
 
 
-def _tools() -> list[Doc]:
+def tools() -> list[Doc]:
     parameters = {
         "type": "object",
         "properties": {"path": {"type": "string"}, "lines": {"type": "integer", "default": 1.0}},
@@ -77,7 +77,7 @@ def _tools() -> list[Doc]:
     ]
 
 
-def _call(number: int) -> Doc:
+def scripted_call(number: int) -> Doc:
     arguments = f'{{"path": "shop/part{number}.py", "lines": {10 + number}}}'
     function = {"name": NAMES[0], "arguments": arguments}
     call = {"id": f"call_{number}", "type": "function", "function": function}

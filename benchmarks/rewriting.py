@@ -2,12 +2,13 @@
 
 `python -m benchmarks.rewriting [--builds b10434 ...] [--ways stock observe fix]`. One short session for each
 rule, on the hybrid model. `--refreshed` plays chats whose context is put anew into each request instead
-(`refreshers`); there `ideal` is the same chat as a prefix cache would have it, and its oracle counts only
-changed lines as new. `--traces FILE.jsonl ...` plays recorded sessions: on stock, and through a sidecar with
-its defaults in front of the same flags. With `--prune WAY` old results in recorded chats are
-pruned first, as an agent does it (`pruners`). `--context` is the context of a slot, in tokens. Tokens are
-those that clients waited for; beside them are both ratios, waited and total. The oracle counts the requests
-as clients sent them.
+(`refreshers`), `--side` agents that ask beside their conversation (`askers`); there `ideal` is the same chat
+as a prefix cache would have it, and its oracle counts only changed lines, or the question, as new. `asked` in
+the file of figures has the tokens of these questions alone. `--traces FILE.jsonl ...` plays recorded
+sessions: on stock, and through a sidecar with its defaults in front of the same flags. With `--prune WAY` old
+results in recorded chats are pruned first, as an agent does it (`pruners`). `--context` is the context of a
+slot, in tokens. Tokens are those that clients waited for; beside them are both ratios, waited and total. The
+oracle counts the requests as clients sent them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, Final
 
 from rich.table import Table
 
+from benchmarks.askers import ASKED, ASKERS
 from benchmarks.figures import BUILDS, console, keep
 from benchmarks.pruners import PRUNERS, pruned
 from benchmarks.refreshers import REFRESHERS
@@ -57,6 +59,11 @@ def refreshed(name: str) -> Played:
     return lambda target, way: play(script(ideal=way == IDEAL), target, session=name)
 
 
+def asking(name: str) -> Played:
+    script = ASKERS[name]
+    return lambda target, way: play(script(ideal=way == IDEAL), target, session=name)
+
+
 def recorded(path: Path, prune: str | None = None) -> Played:
     async def played(target: Target, _: str) -> list[Sample]:
         entries = [entry for entry in merged([read(path)]) if generates(entry)]
@@ -79,10 +86,11 @@ async def measured(
             found = totals(samples)
             if found.failed or found.uncounted:
                 raise RuntimeError(f"{name}, {way}: {found.failed} requests failed")
-        sums = found.sums
+        sums, asked = found.sums, totals(one for one in samples if one.label == ASKED)
         rows.append(
             {"session": name, "build": build, "way": way, "oracle": sums.oracle, "client": sums.client}
             | {"planted": sums.plant, "idle": sums.idle, "waited": sums.waited, "total": found.total}
+            | {"asked": asked.computed, "asked_oracle": asked.oracle}
             | {"longest": max(sample.prompt or 0 for sample in samples)}
         )
     return rows
@@ -119,6 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rewriting", description=__doc__)
     parser.add_argument("--builds", nargs="+", default=BUILDS, choices=BUILDS)
     parser.add_argument("--refreshed", action="store_true", help="chats whose context is put anew each time")
+    parser.add_argument("--side", action="store_true", help="agents that ask beside their conversation")
     parser.add_argument("--traces", nargs="+", type=Path, default=[], metavar="FILE")
     parser.add_argument("--ways", nargs="+", choices=WAYS)
     parser.add_argument(
@@ -126,18 +135,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--context", type=int, default=CONTEXT, metavar="TOKENS", help="context of a slot")
     args = parser.parse_args(argv)
-    usual = REFRESHED if args.refreshed else RECORDED if args.traces and not args.prune else SCRIPTED
+    plays_ideal, as_recorded = args.refreshed or args.side, args.traces and not args.prune
+    usual = REFRESHED if plays_ideal else RECORDED if as_recorded else SCRIPTED
     ways = args.ways or usual
     configure("error", "console")
     names = {path: f"{path.parent.name}/{path.name.partition('.')[0]}" for path in args.traces}
     sessions = {name: recorded(path, args.prune) for path, name in names.items()}
     if args.refreshed:
         sessions = {name: refreshed(name) for name in REFRESHERS}
+    if args.side:
+        sessions = {name: asking(name) for name in ASKERS}
     sessions = sessions or {rule.value: scripted(rewriter) for rule, rewriter in REWRITERS.items()}
     rows = asyncio.run(run(sessions, args.builds, ways, args.context))
     console.print(table(rows, ways))
     which = "pruned" if args.prune else "recorded" if args.traces else "rewriting"
-    keep("refreshed" if args.refreshed else which, rows)
+    keep("refreshed" if args.refreshed else "side" if args.side else which, rows)
     return 0
 
 

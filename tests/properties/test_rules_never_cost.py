@@ -32,7 +32,8 @@ MORE = 64  # tokens for each conversation
 NAMES = ("read", "write", "edit", "search", "shell", "plan", "ask", "agent")
 SERVER = ("mcp_query", "mcp_list", "mcp_get")
 WAYS = ("keys", "order", "trimmed", "arguments", "ids", "stamp", "pruned", "context")
-RULES = ("pruned_results=fix", "refreshed_context=fix")  # which only observe by themselves
+# Which only observe by themselves.
+RULES = ("pruned_results=fix", "refreshed_context=fix", "side_question=fix")
 CONTEXT = 3 << 10  # tokens of a slot: long sessions outgrow what is put back and what notes add
 TITLES = "You are a title generator. Answer with nothing but a title of at most five words."
 SESSION = {"x-session-id": "one", "User-Agent": "agent/1"}

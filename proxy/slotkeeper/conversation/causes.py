@@ -34,7 +34,14 @@ from slotkeeper.conversation.layout import (
     facts,
     says,
 )
-from slotkeeper.conversation.likeness import RequestKind, another_agent, asks_for_summary, kind_at, tool_name
+from slotkeeper.conversation.likeness import (
+    RequestKind,
+    another_agent,
+    asked_aside,
+    asks_for_summary,
+    kind_at,
+    tool_name,
+)
 from slotkeeper.conversation.phrases import FILES
 from slotkeeper.conversation.rules.base import RuleName
 from slotkeeper.conversation.rules.rules import pruned
@@ -131,6 +138,8 @@ def explain(match: Match, layout: Layout) -> Explained:
     kind = kind_at(layout, match, divergence)
     if divergence is None:
         return Explained(kind)
+    if not match.same_agent and asked_aside(layout, match) is not None:
+        return Explained(kind, divergence, Cause.SIDE_QUESTION, RuleName.SIDE_QUESTION)
     if match.before is None or (not match.same_agent and another_agent(old, layout)):
         return Explained(kind, divergence, _between_sessions(old, layout, divergence, kind))
     cause = _cause(old, layout, divergence, kind)

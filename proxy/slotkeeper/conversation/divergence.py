@@ -336,6 +336,7 @@ class Cause(StrEnum):
     TEMPLATE_RERENDERS = "template_rerenders"
     ANOTHER_TASK = "another_task"  # a new session of the same agent
     OTHER_CONVERSATION = "other_conversation"  # another agent: other tools, or another system text
+    SIDE_QUESTION = "side_question"  # the agent's history behind another head
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,6 +382,7 @@ CAUSES: Final[Mapping[Cause, Seen]] = MappingProxyType(
         Cause.TEMPLATE_RERENDERS: Seen("the template renders the same messages in another way"),
         Cause.ANOTHER_TASK: Seen("a new session of the same agent"),
         Cause.OTHER_CONVERSATION: Seen("another agent"),
+        Cause.SIDE_QUESTION: Seen("a question with its history behind another head", RuleName.SIDE_QUESTION),
     }
 )
 

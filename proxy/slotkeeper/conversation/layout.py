@@ -80,7 +80,9 @@ class Message:
     reasoning: Text | None = None  # None: this API has no field for it here
     media: tuple[bytes, ...] = ()  # digests of images and audio, which are in no text
     content: Any = None  # the body's `content`, so that a rule can restore it whole; None with media
-    doc: Doc | None = None  # of a system message in the body's list, so that a rule can put it back
+    # Of a system message, so that a rule can put it back: the message in the body's list, or the one field
+    # beside the list.
+    doc: Doc | None = None
     # Digest of the message without the facts that change by themselves; `digest` computes it once.
     loose_digest: bytes | None = field(default=None, init=False, compare=False, repr=False)
 
@@ -117,6 +119,7 @@ class Layout:
     tools: tuple[Doc, ...] = ()  # as in the body
     tools_path: Path = ("tools",)
     options: Doc = field(default_factory=dict)  # other keys that change the prompt
+    no_calls: str | None = "none"  # the `tool_choice` that forbids calls; None: this API has none
     between: bool = field(init=False, default=False, compare=False)  # system messages stand between others
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ from slotkeeper.conversation.divergence import (
     first_difference,
     found_again,
     json_text,
+    message_pieces,
     parted,
 )
 from slotkeeper.conversation.layout import (
@@ -261,6 +262,46 @@ def _replaced(old: Layout, new: Layout) -> bool:
     if any(user_says(message, SUMMARIZED) for message in new.messages[new.lead :]):
         return True
     return new.has_reply and _same_system(old, new) and bool(old.lead or old.tools)
+
+
+def asked_aside(layout: Layout, match: Match) -> Conversation | None:
+    """Return the conversation of an agent about which a request of another head asks; None if there is none.
+
+    At least half of the request's text is that conversation's history, with a reply; a system text that it
+    shares with the agent is not counted. The request offers the agent's tools or none; some of them only if
+    it asks for a summary by its own words, because then nothing is called. A request that goes on with an
+    earlier side question, which was sent behind its agent's head, is asked of that one.
+    """
+    asked = match.before
+    if asked is None or asked.aside != match.same_agent:
+        return None
+    if asked.aside:
+        return None if same_agent(asked.sent, layout) else asked
+    if not _answers_under(_tool_names(asked.sent), layout):
+        return None
+    history = layout.messages[layout.lead : layout.lead + match.common]
+    if not any(map(_replied, history)) and not _brings_reply(asked, layout, layout.lead + match.common):
+        return None
+    other = layout.messages[layout.lead if same_family(asked.sent, layout) else 0 :]
+    return asked if 2 * _weight(history) >= _weight(other) else None
+
+
+def _answers_under(tools: Counter[str], layout: Layout) -> bool:
+    """Whether a request can be answered under these tools, without a call that its client cannot take.
+
+    /v1/messages has no way to forbid calls (T5). Claude Code offers a tool there with which it takes no call.
+    """
+    own = _tool_names(layout)
+    if own == tools:
+        return True
+    if own:
+        return own < tools and asks_for_summary(layout)
+    return layout.no_calls is not None
+
+
+def _weight(messages: Iterable[Message]) -> int:
+    """Return the characters of messages, calls included."""
+    return sum(len(piece.text) for message in messages for piece in message_pieces(message, 0))
 
 
 def _same_system(old: Layout, new: Layout) -> bool:
@@ -553,7 +594,7 @@ def kind_at(layout: Layout, match: Match, divergence: Divergence | None) -> Requ
     before = match.before
     if before is None:
         return RequestKind.SIDE if _beside(layout, match) else RequestKind.COLD
-    if before.aside and divergence is None:
+    if (before.aside and divergence is None) or asked_aside(layout, match) is not None:
         return RequestKind.SIDE
     old = before.received
     if divergence is None or divergence.section is Section.OPTIONS:
@@ -570,6 +611,8 @@ def leads_nowhere(layout: Layout, match: Match) -> bool:
         return by_words is RequestKind.SIDE or asks_for_summary(layout)
     if match.before is None:
         return _beside(layout, match)
+    if asked_aside(layout, match) is not None:
+        return True
     return match.before.aside and parted(match.before.received, layout) is None
 
 

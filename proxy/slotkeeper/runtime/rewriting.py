@@ -198,7 +198,8 @@ class Taken:
     @property
     def quotable(self) -> bool:
         """Whether excerpts of it, and of the request before it, hold no key."""
-        return not (self.keyed or (self.conversation is not None and self.conversation.keyed))
+        others = (self.conversation, self.match.before)
+        return not (self.keyed or any(one is not None and one.keyed for one in others))
 
     @property
     def rewritten(self) -> Doc | None:

@@ -95,7 +95,7 @@ HM, LOOKED = (
         (then(*HISTORY, tools=[*map(reversed_keys, TOOLS)]), Cause.KEY_ORDER, RuleName.SCHEMA_KEYS),
         (then(*HISTORY, tools=[*TOOLS, tool("web", url="string")]), Cause.TOOL_ADDED, None),
         (then(*HISTORY, tools=TOOLS[1:]), Cause.TOOL_REMOVED, None),
-        (then(*HISTORY, tools=[]), Cause.TOOL_REMOVED, None),
+        (then(*HISTORY, tools=[]), Cause.SIDE_QUESTION, RuleName.SIDE_QUESTION),
         (then(*HISTORY, tools=OTHER_BASH), Cause.TOOL_EDITED, None),
         (then(*HISTORY, tools=EDITED_BASH), Cause.TOOL_EDITED, None),
         (then(*HISTORY, tool_choice="none"), Cause.OPTIONS, None),

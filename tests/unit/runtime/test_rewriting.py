@@ -184,6 +184,39 @@ def test_changes_by_rules_have_short_excerpts_only_if_text_may_be_kept(text):
     assert (change.rule, divergence.fixed) == (RuleName.DATE, True)
 
 
+RECAP = {
+    "messages": [
+        {"role": "system", "content": "Write a recap."},
+        *[ASKED, SAID] * 2,
+        {"role": "user", "content": "Now."},
+    ]
+}
+
+
+@pytest.mark.parametrize("mode", ["observe", "fix"])
+def test_a_side_question_costs_the_history_unless_its_rule_fixes_it(mode):
+    clients = begun(f"side_question={mode}")
+    clients.asks(request(1, 1), prompt(1, 1), cached=2100)
+    own = Tokens(range(9000, 9010)) + prompt(1, 1).cut(1001, 3100) + Tokens([3])
+    tokens = own if mode == "observe" else prompt(1, 1) + Tokens([3])
+    _, divergence = clients.asks(RECAP, tokens, cached=0 if mode == "observe" else len(tokens) - 1)
+    if mode == "fix":
+        assert divergence is None or divergence.tokens == 0
+        assert clients.counted(Cause.SIDE_QUESTION) == 0
+    else:
+        assert (divergence.cause, divergence.rule) == (Cause.SIDE_QUESTION, RuleName.SIDE_QUESTION)
+        assert clients.counted(Cause.SIDE_QUESTION) == divergence.tokens > 0
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_a_side_question_shows_nothing_of_a_conversation_that_held_a_key(keyed):
+    clients = begun("side_question=fix", text=True)
+    taken, _ = clients.asks(request(1, 1), prompt(1, 1), cached=2100)
+    taken.conversation.keyed = keyed
+    taken, _ = clients.asks(RECAP, prompt(1, 1), cached=2000)
+    assert any(change.after for change in taken.changes) is not keyed
+
+
 def test_the_tokens_around_a_divergence_are_kept_only_if_text_may_be_kept():
     for text in (True, False):
         divergence = begun(text=text).asks(request(2, 1), prompt(2, 1), cached=1000)[1]

@@ -48,14 +48,16 @@ def lay_out_messages(doc: Doc, before: SeenRequest | None = None) -> Layout | No
     if not all(isinstance(message, dict) for message in entries):
         return None
     messages = listed(entries, "messages", _message, before)
-    return Layout(_system_messages(doc) + messages, offered, options=pick(doc, _OPTIONS))
+    system = _system_messages(doc)
+    return Layout(system + messages, offered, options=pick(doc, _OPTIONS), no_calls=None)
 
 
 def _system_messages(doc: Doc) -> tuple[Message, ...]:
     if doc.get("system") is None:
         return ()
     path = ("system",)
-    return (Message(Role.SYSTEM, path, strings(doc["system"], path, Section.SYSTEM, _PARTS)),)
+    texts = strings(doc["system"], path, Section.SYSTEM, _PARTS)
+    return (Message(Role.SYSTEM, path, texts, doc=pick(doc, path)),)
 
 
 def _message(message: Doc, path: Path) -> Message:

@@ -57,7 +57,8 @@ def _instructions(doc: Doc) -> tuple[Message, ...]:
     if "instructions" not in doc:
         return ()
     path = ("instructions",)
-    return (Message(Role.SYSTEM, path, strings(doc["instructions"], path, Section.SYSTEM, {})),)
+    texts = strings(doc["instructions"], path, Section.SYSTEM, {})
+    return (Message(Role.SYSTEM, path, texts, doc=pick(doc, path)),)
 
 
 def _options(doc: Doc) -> Doc:

@@ -11,7 +11,8 @@ import orjson
 
 from slotkeeper.conversation.divergence import common_start
 from slotkeeper.conversation.layout import Doc, Edit, Layout, Match, Notes, edited
-from slotkeeper.conversation.likeness import same_agent
+from slotkeeper.conversation.likeness import asked_aside, same_agent
+from slotkeeper.conversation.rules.aside import SideQuestion
 from slotkeeper.conversation.rules.base import Fact, Mode, Modes, Room, Rule, RuleName, Scene, note_edits
 from slotkeeper.conversation.rules.refreshed import RefreshedContext
 from slotkeeper.conversation.rules.rules import (
@@ -35,6 +36,7 @@ from slotkeeper.conversation.rules.rules import (
 )
 
 RULES: Final[tuple[Rule, ...]] = (
+    SideQuestion(),
     BillingNonce(),
     SchemaKeys(),
     ToolOrder(),
@@ -110,13 +112,14 @@ def canonical(
     Each rule sees the fixes of the rules before it. A change that a rule only observes is not made, and later
     rules see the request without it.
     """
-    before, kin = match.remembered, match.sibling
+    kin = match.sibling
     if kin is not None and not same_agent(kin.received, layout):
         kin = None
     done: list[Done] = []
     made: list[Edit] = []
     facts: list[Fact] = []
-    scene = Scene(layout, before, _in_common(match, layout), kin, room)
+    before, asked = match.remembered, asked_aside(layout, match)
+    scene = Scene(layout, before, _in_common(match, layout), kin, room, asked)
     for rule in rules:
         mode = modes[rule.name]
         if mode is Mode.OFF:
@@ -127,12 +130,10 @@ def canonical(
         done.append(found)
         if mode is Mode.FIX:
             doc, layout = _after(doc, layout, found.edits, lay_out)
-            scene = replace(scene, now=layout)
-            if before is not None and any(edit.item for edit in found.edits):
-                scene = replace(scene, common=common(before.sent, layout))
+            scene = _next(scene, layout, found)
             made += found.edits
             facts += found.facts
-    noted, notes = note_edits(layout, before, scene.common, facts)
+    noted, notes = note_edits(layout, scene.before, scene.common, facts)
     return Outcome(
         doc=edited(doc, noted),
         layout=layout,
@@ -141,6 +142,15 @@ def canonical(
         edits=(*made, *noted),
         most=_most(done, room),
     )
+
+
+def _next(scene: Scene, layout: Layout, found: Done) -> Scene:
+    """Return what the rules after this one see. A side question now goes on with its agent's conversation."""
+    aside = found.rule is RuleName.SIDE_QUESTION
+    before = scene.asked if aside else scene.before
+    if before is None or not (aside or any(edit.item for edit in found.edits)):
+        return replace(scene, now=layout)
+    return replace(scene, now=layout, before=before, common=common(before.sent, layout))
 
 
 def _in_common(match: Match, layout: Layout) -> int:
@@ -156,8 +166,10 @@ def _in_common(match: Match, layout: Layout) -> int:
 
 def _most(done: Sequence[Done], room: Room | None) -> int:
     """Return the prompt's limit in tokens if a rule restored what the client left out, else 0."""
-    grown = any(one.rule in _LENGTHENING and one.mode is Mode.FIX for one in done)
-    return room.limit if grown and room else 0
+    fixed = {one.rule for one in done if one.mode is Mode.FIX}
+    if room is None or fixed.isdisjoint({*_LENGTHENING, RuleName.SIDE_QUESTION}):
+        return 0
+    return room.limit_aside if RuleName.SIDE_QUESTION in fixed else room.limit
 
 
 def _found(rule: Rule, mode: Mode, scene: Scene) -> Done | None:

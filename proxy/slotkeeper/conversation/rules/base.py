@@ -62,6 +62,7 @@ class RuleName(StrEnum):
     REMINDERS = "reminders"
     PRUNED_RESULTS = "pruned_results"
     REFRESHED_CONTEXT = "refreshed_context"
+    SIDE_QUESTION = "side_question"
 
 
 # At most 1/ANSWER of the context is reserved for an answer: Claude Code and opencode ask for 32,000 tokens
@@ -70,6 +71,9 @@ ANSWER: Final = 4
 # 1/TURN of the context is reserved for a turn's tool results: of 64 recorded turns of ten agents, half add
 # more than 2,100 tokens, and the longest adds 12,300. Of 65,536 tokens this part is 8,192.
 TURN: Final = 8
+# At most 1/ASIDE of it is reserved for the answer to a side question: Codex asks for a summary when nine
+# tenths of the context are full.
+ASIDE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,12 @@ class Room:
     def limit(self) -> int:
         """The longest prompt; the rest of the context is for the answer."""
         kept = self.context // ANSWER
+        return self.context - (kept if self.asked is None else max(1, min(kept, self.asked)))
+
+    @property
+    def limit_aside(self) -> int:
+        """The longest prompt of a side question that is sent with its agent's tools."""
+        kept = self.context // ASIDE
         return self.context - (kept if self.asked is None else max(1, min(kept, self.asked)))
 
     @property
@@ -100,6 +110,7 @@ class Scene:
     common: int  # messages after the system text that are the same in both
     kin: Conversation | None = None  # the latest of other conversations of the same agent
     room: Room | None = None  # None: the slot's capacity is not known
+    asked: Conversation | None = None  # of an agent of which this is a side question: `likeness.asked_aside`
 
     @cached_property
     def altered(self) -> tuple[tuple[int, Message, Message], ...]:
@@ -126,6 +137,7 @@ class Fact:
     place: str  # identifies the fact: it replaces one told earlier under the same place
     text: str  # as the note tells it
     current: str | None = None  # what counts there from now on, if that is not the note's text
+    plain: bool = False  # told in the user's message itself, not in a reminder
 
 
 class Rule(Protocol):
@@ -348,7 +360,7 @@ def note_edits(
     notes = dict(carried(layout, before, common))
     at = place(layout, common)
     if facts and at is not None:
-        notes[at] = (*notes.get(at, ()), note(facts))
+        notes[at] = (*notes.get(at, ()), *_notes(facts))
     return [*_behind(layout, notes)], notes
 
 
@@ -356,9 +368,19 @@ def note(facts: Sequence[Fact]) -> Note:
     """Return one block with all facts. Of two facts with the same place, the later one counts."""
     latest = {fact.place: fact for fact in facts}
     text = f"{OPENING}\n{_BETWEEN.join((HEADING, *(fact.text for fact in latest.values())))}\n{CLOSING}"
-    return Note(
-        text, {place: fact.text if fact.current is None else fact.current for place, fact in latest.items()}
-    )
+    return Note(text, _told(latest.values()))
+
+
+def _notes(facts: Sequence[Fact]) -> Iterator[Note]:
+    """Yield a note with the facts for a reminder, and one with those that are told plainly."""
+    if reminded := [fact for fact in facts if not fact.plain]:
+        yield note(reminded)
+    if plain := [fact for fact in facts if fact.plain]:
+        yield Note(_BETWEEN.join(fact.text for fact in plain), _told(plain))
+
+
+def _told(facts: Iterable[Fact]) -> dict[str, str]:
+    return {fact.place: fact.text if fact.current is None else fact.current for fact in facts}
 
 
 def place(layout: Layout, common: int) -> int | None:

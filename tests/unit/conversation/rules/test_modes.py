@@ -27,7 +27,7 @@ def test_every_rule_undoes_a_cause_and_every_fact_has_one():
 def test_rules_that_move_text_only_observe_by_default():
     moving = {"date", "clock", "cwd", "git_status", "environment", "memory_file", "countdown", "reminders"}
     observing = {name.value for name, mode in DEFAULTS.items() if mode is Mode.OBSERVE}
-    assert observing == moving | {"reasoning", "pruned_results", "refreshed_context"}
+    assert observing == moving | {"reasoning", "pruned_results", "refreshed_context", "side_question"}
     assert Mode.OFF not in DEFAULTS.values()
 
 
