@@ -66,6 +66,7 @@ class Job:
     names: Sequence[str] = NAMES  # of its tools
     shrink: int = 1  # divides the length of all texts
     max_tokens: int = SHORT  # of an answer whose text does not matter
+    calling: bool = False  # whether the engine really calls a tool, although another call is sent back
 
 
 WHOLE: Final = Job()
@@ -139,9 +140,10 @@ class _Agent:
     ) -> Generator[Turn, Doc, Doc]:
         """Yield a request, and return the reply as it appears in the history."""
         fields: dict[str, Any] = {"tools": [_tool(name, self.job.shrink) for name in names]}
-        if sampled := self.replies is Replies.SAMPLED:
-            fields |= {"tool_choice": "required"} if calls else {}
-        tokens = LONG if sampled else self.job.max_tokens
+        sampled = self.replies is Replies.SAMPLED
+        if forced := calls and (sampled or self.job.calling):
+            fields |= {"tool_choice": "required"}
+        tokens = LONG if sampled or forced else self.job.max_tokens
         messages = tuple(history)
         heard = yield Turn(session=session, label=label, messages=messages, max_tokens=tokens, fields=fields)
         return heard if sampled else self._said(names, calls=calls)

@@ -83,7 +83,7 @@ def compared(profile: EngineProfile, count: int, slots: int, factors: Sequence[f
 
 # -- on real engines -------------------------------------------------------------------------------------
 
-JOB_OF_SIX: Final = replace(JOB, calls=RESULTS)
+JOB_OF_SIX: Final = replace(JOB, calls=RESULTS, calling=True)
 
 
 async def played_for_real(model: str, count: int, slots: int, words: Sequence[str] | None) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class Limits:
     idle_tokens: int = 1_000_000  # computed per hour in idle time
     running: int = 0  # requests at work on one engine; 0: one for each slot
     # Times as long as in the order of arrival that a request may wait for others; 1: that order; see `turns`.
-    delay_factor: float = 4.0
+    delay_factor: float = 2.0
     waiting: int = 4000  # queued requests
     waiting_of_one: int = 1000  # queued requests of one client
     swap_wait: float = 10.0  # seconds for which a request waits before its model may replace another
