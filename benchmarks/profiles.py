@@ -100,7 +100,12 @@ class StockEngine:
 
 
 def sidecar(
-    profile: EngineProfile, clock: VirtualClock, slots: int = SLOTS, limits: Limits = LIMITS
+    profile: EngineProfile,
+    clock: VirtualClock,
+    slots: int = SLOTS,
+    limits: Limits | None = None,
+    *,
+    user: str = "",
 ) -> tuple[SimulatedSidecar, Waits]:
     waits = Waits()
 
@@ -110,11 +115,12 @@ def sidecar(
     served = SimulatedSidecar(
         {"engine": profile.rates},
         profile.traits(slots),
-        limits,
+        limits or LIMITS,
         clock,
         store=None,
         reports=reports,
         own_seconds=OWN_SECONDS,
+        user=user,
     )
     return served, waits
 

@@ -51,7 +51,7 @@ def stock(profile: EngineProfile, count: int, slots: int, seed: int) -> Waits:
 
 def ours(profile: EngineProfile, count: int, slots: int, seed: int, factor: float) -> Waits:
     clock = VirtualClock()
-    served, waits = sidecar(profile, clock, slots, replace(LIMITS, delay_factor=factor))
+    served, waits = sidecar(profile, clock, slots, replace(LIMITS, delay_factor=factor), user="user")
     (engine,) = served.engines.values()
     play(served, engine, agents(count, seed), clock)
     return waits

@@ -138,7 +138,7 @@ class SimulatedSidecar:
     """One sidecar and its engines, by name.
 
     `store`: the store that it shares with others, if any. `own_seconds`: what the sidecar itself takes to
-    read and render a request.
+    read and render a request. `user`: the client of all conversations; "": each has its own.
     """
 
     def __init__(
@@ -151,13 +151,14 @@ class SimulatedSidecar:
         store: SimulatedStore | None,
         reports: Callable[[Report, Asked], None],
         own_seconds: float = 0.0,
+        user: str = "",
     ) -> None:
         self.engines = {EngineId(name): TimedEngine(traits, rates, clock) for name, rates in engines.items()}
         self.placement = Placement(*self.engines, limits=limits)
         self.moved = Moved()
         self.in_flight = 0
         self._clock, self._store, self._reports = clock, store, reports
-        self._traits, self._own_seconds = traits, own_seconds
+        self._traits, self._own_seconds, self._user = traits, own_seconds, user
         self._plants: dict[RequestId, Task] = {}
         self._asked: dict[RequestId, Asked] = {}
         self._files = self._counted = 0
@@ -187,7 +188,7 @@ class SimulatedSidecar:
         request, now = RequestId(f"{conversation}/{self._counted}"), self._clock.now
         self._asked[request] = Asked(turn, now, ended)
         self.in_flight += 1
-        client = ClientId(conversation)
+        client = ClientId(self._user or conversation)
         arrived = Arrived(at=now, request=request, client=client, hash_chain=turn.hash_chain)
         found = self._store.offer(turn.prompt, self._traits) if self._store else None
         if found is not None and found.id not in self.placement.catalog:

@@ -206,7 +206,7 @@ class Play:
         pauses = self.placement._state.pauses
         known = tuple(Pause(each, after_tools=tools) for each in seconds)
         if after:
-            pauses.begins(after, known, None, self.clock)
+            pauses.begins(arrives("before", hash_chain=after), known, None, self.clock)
         else:
             pauses.of_all.extend(known)
 

@@ -34,11 +34,11 @@ def chain(name: str, turn: int) -> tuple[bytes, ...]:
     return tuple(f"{name}{message}".encode() for message in range(2 * turn))
 
 
-def turn(play: Play, name: str, prompt: Tokens, number: int = 1, **more: Any) -> Play:
-    """Let a turn of a conversation arrive."""
+def turn(play: Play, name: str, prompt: Tokens, number: int = 1, client: str = "a user", **more: Any) -> Play:
+    """Let a turn of a conversation arrive, of the agents of one user."""
     return (
         play
-        << arrives(f"{name}{number}", name, hash_chain=chain(name, number), **more)
+        << arrives(f"{name}{number}", client, hash_chain=chain(name, number), **more)
         << knows(f"{name}{number}", prompt)
     )
 
@@ -94,6 +94,23 @@ def test_with_a_factor_of_one_the_order_of_arrival_is_kept():
     assert turn(play, "bert", BERT)
     assert turn(play, "carl", SHORT)
     assert play << ends("anna1", 900) >> reports("anna1") >> goes("bert1")
+
+
+def test_between_clients_the_queue_decides():
+    play = one_slot()
+    assert turn(play, "anna", ANNA) >> goes("anna1")
+    assert turn(play, "bert", BERT)
+    assert turn(play, "carl", SHORT, client="another user")
+    assert play << ends("anna1", 900) >> reports("anna1") >> goes("bert1")
+
+
+def test_a_slot_is_not_kept_while_another_client_waits():
+    play = one_slot()
+    assert turn(play, "anna", ANNA) >> goes("anna1")
+    assert turn(play, "bert", BERT, client="another user")
+    play.paused(*SOON, tools=True)
+    play << ends("anna1", 900, calls_tools=True)
+    assert play >> reports("anna1") >> goes("bert1")
 
 
 def test_priority_counts_more_than_cost():

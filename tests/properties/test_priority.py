@@ -77,7 +77,8 @@ class EqualPriorityMachine(PlacementMachine):
         super().post(event)
 
     def perform(self, effect: Effect) -> None:
-        assert not isinstance(effect, Ranked), "nothing was decided by priorities"
+        by_cost = {PriorityAct.CHEAPER, PriorityAct.SLOT_KEPT}
+        assert not isinstance(effect, Ranked) or effect.act in by_cost, "nothing was decided by priorities"
         super().perform(effect)
 
     def decided(self, build: dict[str, Any], arrivals: list[Any]) -> list[Any]:

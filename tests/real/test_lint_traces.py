@@ -18,7 +18,7 @@ from slotkeeper.conversation.likeness import Conversations, RequestKind
 # Rewrites that cost more than 200 tokens, and their number; sessions that are not here rewrite nothing.
 CAUSES = {
     "aider/main1": {"file_refreshed": 7},
-    "codex/compact1": {"tool_removed": 2},  # asks for a summary with no tools: 11,000 tokens each time
+    "codex/compact1": {"side_question": 2},  # asks for a summary with no tools: 11,000 tokens each time
     "continue-cli/conc_b": {"git_status": 1},
     "continue-cli/main1": {"date": 1},
     "kimi-cli/newsess1": {"clock": 2},

@@ -31,7 +31,7 @@ from slotkeeper.observe.states import Spent
 from slotkeeper.runtime.driver import LATE_RENDER_BYTES, LateRenders
 from slotkeeper.runtime.render import LATEST_PROMPTS_CHARACTERS, LatestPrompts, Recent, TurnRenderer
 from slotkeeper.runtime.tasks import Tasks
-from slotkeeper.scheduler.events import SnapshotsChanged
+from slotkeeper.scheduler.events import Arrived, SnapshotsChanged
 from slotkeeper.scheduler.idle_work import coldest
 from slotkeeper.scheduler.prompts.prompt_tree import PromptTree
 from slotkeeper.scheduler.prompts.tokens import Tokens
@@ -384,7 +384,8 @@ def pauses() -> tuple[int, int]:
         chain: tuple[bytes, ...] = (b"%d" % n,)
         known: tuple[Pause, ...] = ()
         for turn in range(2 * PAUSES):
-            pauses.begins(chain, known, None, 2.0 * turn)
+            asked = Arrived(at=0.0, request=RequestId("r"), client=ClientId("c"), hash_chain=chain)
+            pauses.begins(asked, known, None, 2.0 * turn)
             chain = (*chain, b"%d/%d" % (n, turn))
             known = pauses.ends(chain, 2.0 * turn + 1.0)
     return (

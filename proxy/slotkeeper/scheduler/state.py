@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import inf
 from typing import Final
@@ -169,6 +169,7 @@ class _Left:
     """A conversation whose answer has ended."""
 
     at: float
+    client: ClientId
     called_tools: bool | None
     pauses: tuple[Pause, ...]  # before this one
 
@@ -184,12 +185,13 @@ class Pauses:
     _left: OrderedDict[bytes, _Left] = field(default_factory=OrderedDict)
 
     def begins(
-        self, chain: Sequence[bytes], pauses: tuple[Pause, ...], called_tools: bool | None, at: float
+        self, request: Arrived, pauses: tuple[Pause, ...], called_tools: bool | None, at: float
     ) -> None:
-        """Record that the answer to the messages of `chain` has ended. `pauses`: as `ends` returned them."""
+        """Record that the answer to a request has ended. `pauses`: as `ends` returned them."""
+        chain = request.hash_chain
         if not chain:
             return
-        self._left[chain[-1]] = _Left(at, called_tools, pauses)
+        self._left[chain[-1]] = _Left(at, request.client, called_tools, pauses)
         self._left.move_to_end(chain[-1])
         if len(self._left) > CONVERSATIONS:
             self._left.popitem(last=False)
@@ -207,9 +209,14 @@ class Pauses:
                 return left.pauses
             pause = Pause(at - left.at, left.called_tools)
             self.of_all.append(pause)
-            self._left[link] = _Left(inf, left.called_tools, (*left.pauses, pause)[-PAUSES:])
+            self._left[link] = replace(left, at=inf, pauses=(*left.pauses, pause)[-PAUSES:])
             return self._left[link].pauses
         return ()
+
+    def client(self, chain: Sequence[bytes]) -> ClientId | None:
+        """Return whose conversation this is; None: not known."""
+        left = self._left.get(chain[-1]) if chain else None
+        return left.client if left else None
 
     def expected(self, chain: Sequence[bytes]) -> Sequence[Pause]:
         """Return the pauses of the conversation whose answered request had this chain, else those of all."""

@@ -12,7 +12,8 @@ gives it to another one at each turn, and each time the engine loads or computes
    the prefills before it, and an answer for each round of the slots. A request whose time has come goes
    first. What begins before it must be expected to end in time.
 
-The order of arrival is that of the queue, which is fair between clients. Between requests of unequal
+All this is between the requests of one client, such as the agents of a user: the queue, which is fair between
+clients, tells whose turn it is, and no slot is kept while another client waits. Between requests of unequal
 priority, `priority` decides, and no slot is kept while any request has one.
 """
 
@@ -29,7 +30,7 @@ from slotkeeper.scheduler.requests.pending import Pending, Plan, Queued
 from slotkeeper.scheduler.slots.engine_model import SlotContents, continues
 from slotkeeper.scheduler.slots.table import EngineTable
 from slotkeeper.scheduler.state import State
-from slotkeeper.scheduler.types import PriorityAct, RequestId
+from slotkeeper.scheduler.types import ClientId, PriorityAct, RequestId
 
 COMPARED: Final = 8  # requests at the head of the queue whose order may change; the others keep their places
 BOUNDED: Final = 64  # requests at the head of the queue whose bounds are respected; no others have one
@@ -52,8 +53,18 @@ def in_order(state: State, queue: Sequence[RequestId], now: float) -> Sequence[R
 
     ordered: list[RequestId] = []
     for _, places in groupby(range(len(head)), key=equals):
-        ordered += _ordered(state, [head[place] for place in places], now)
+        ordered += _of_clients(state, [head[place] for place in places], now)
     return *ordered, *queue[COMPARED:]
+
+
+def _of_clients(state: State, arrived: Sequence[Pending], now: float) -> Iterator[RequestId]:
+    """Yield requests in the order of arrival, but those of each client in the order of their costs."""
+    of_one: dict[ClientId, list[Pending]] = {}
+    for pending in arrived:
+        of_one.setdefault(pending.arrived.client, []).append(pending)
+    turns = {client: iter(_ordered(state, those, now)) for client, those in of_one.items()}
+    for pending in arrived:
+        yield next(turns[pending.arrived.client])
 
 
 def _movable(pending: Pending) -> bool:
@@ -63,7 +74,7 @@ def _movable(pending: Pending) -> bool:
 
 
 def _ordered(state: State, arrived: Sequence[Pending], now: float) -> list[RequestId]:
-    """Return requests of one model and of equal priority, given in their order of arrival."""
+    """Return requests of one client and model and of equal priority, given in their order of arrival."""
     if len(arrived) < 2:
         return [pending.arrived.request for pending in arrived]
     tables = state.open_for(arrived[0].arrived.model)
@@ -122,9 +133,10 @@ def kept_until(state: State, pending: Pending, plan: Plan | None, now: float) ->
     if plan is None or plan.wait or plan.slot is None or not _keeps(state):
         return None
     request, left = pending.arrived, plan.table.shadow.slots[plan.slot]
-    if left is None or not left.calls_tools or continues(request.hash_chain, left):
+    if left is None or not left.calls_tools or continues(request.hash_chain, left) or not _movable(pending):
         return None
-    if not _movable(pending):
+    waiting = [state.requests[each] for each in islice(state.queue, BOUNDED)]
+    if any(state.pauses.client(left.hash_chain) != each.arrived.client for each in waiting):
         return None
     seen = (*state.pauses.expected(left.hash_chain), *state.pauses.of_all)
     pauses = [pause.seconds for pause in seen if pause.after_tools] or [TOOL_SECONDS]
@@ -133,7 +145,7 @@ def kept_until(state: State, pending: Pending, plan: Plan | None, now: float) ->
         return None
     own = _computed(plan, pending) / plan.table.rates.marginal_prefill
     pending.bounded(now, own, state.limits.delay_factor)
-    latest = min(state.requests[each].start_by for each in islice(state.queue, BOUNDED))
+    latest = min(each.start_by for each in waiting)
     until = min(left.used + seconds, latest - answer_seconds([plan.table]))
     return until if until > now else None
 
@@ -200,7 +212,7 @@ def passed(
         if request == pending.arrived.request:
             return
         other = state.requests[request]
-        if request not in tried and other.rendered and other.arrived.model == pending.arrived.model:
+        if request not in tried and other.rendered and other.arrived.client == pending.arrived.client:
             yield _ranked(pending, PriorityAct.CHEAPER, request, at=state.at)
             return
 

@@ -572,7 +572,7 @@ def finished(state: State, event: Finished) -> Iterator[Effect]:
         if table and not event.failed:
             table.breaker.worked()
         pending.remember(state.tree(pending.arrived.model), event.at)
-        state.pauses.begins(pending.arrived.hash_chain, pending.pauses, event.calls_tools, event.at)
+        state.pauses.begins(pending.arrived, pending.pauses, event.calls_tools, event.at)
         yield from _poisoned(state, pending, event, *claim) if claim else _learn(state, pending, event)
     yield from close(state, pending)
     if forgotten:
