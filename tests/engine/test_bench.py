@@ -93,6 +93,7 @@ def nginx(folder: Path) -> str:
     return str(script)
 
 
+@pytest.mark.remaining
 @pytest.mark.parametrize("model", [Tiny.HYBRID])
 async def test_four_ways_and_a_rival_on_a_model(build, model, tmp_path):
     flags = ("-t", "1", "--fit", "off", "--device", "none")
