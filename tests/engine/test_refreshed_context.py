@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 from benchmarks.refreshers import REFRESHERS
 
-from slotkeeper.bench import lab
+from engine.test_side_questions import target_of
 from slotkeeper.bench.measure import Totals, totals
-from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.target import Target, play
+from slotkeeper.bench.target import play
 
 pytestmark = pytest.mark.one_in(4)
 
-CONTEXT = 16384
 WITH_FIXED = 1.10  # times the least possible, if only changed lines count as new
 WITH_OBSERVED = 1.01  # times stock
 
 
 async def played(name: str, build: str, folder: Path, mode: str | None, *, ideal: bool = False) -> Totals:
     """Play one chat through a sidecar whose rules have this mode, or (None) on the engine itself."""
-    async with AsyncExitStack() as stack:
-        folder = folder / f"{mode}"
-        folder.mkdir()
-        recipe = {} if mode is None else {"recipe": lab.up_flags}
-        opening = lab.tiny_engine(Tiny.HYBRID, build, folder, context_tokens=CONTEXT, **recipe)
-        engine = await stack.enter_async_context(opening)
-        base = engine.base
-        if mode is not None:
-            keeping = lab.keeping(engine, rules=(f"all={mode}",))
-            base = lab.url_of(await stack.enter_async_context(keeping))
-        target = await stack.enter_async_context(Target(base))
+    async with target_of(build, folder, mode) as target:
         found = totals(await play(REFRESHERS[name](ideal=ideal), target, session=name))
         assert not found.failed
         return found

@@ -11,6 +11,7 @@ import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -325,10 +326,9 @@ class Elsewhere(BaseHTTPRequestHandler):
         """Log nothing."""
 
 
-@pytest.fixture(params=[404, 200])
-def elsewhere(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Run a server without such a page, and one that has a page for every path."""
-    handler = type("Handler", (Elsewhere,), {"status": request.param})
+@contextmanager
+def served(handler: type[Elsewhere]) -> Iterator[str]:
+    """Run a server with this handler, and yield its URL."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -336,6 +336,13 @@ def elsewhere(request: pytest.FixtureRequest) -> Iterator[str]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+@pytest.fixture(params=[404, 200])
+def elsewhere(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Run a server without such a page, and one that has a page for every path."""
+    with served(type("Handler", (Elsewhere,), {"status": request.param})) as url:
+        yield url
 
 
 @pytest.mark.parametrize("command", ["serve", "doctor"])
@@ -357,13 +364,8 @@ class Ollama(Elsewhere):
 
 @pytest.fixture
 def ollama() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Ollama)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with served(Ollama) as url:
+        yield url
 
 
 ANY_PORTS: Final = ("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0")

@@ -86,13 +86,15 @@ class Room:
     @property
     def limit(self) -> int:
         """The longest prompt; the rest of the context is for the answer."""
-        kept = self.context // ANSWER
-        return self.context - (kept if self.asked is None else max(1, min(kept, self.asked)))
+        return self._beside_answer(self.context // ANSWER)
 
     @property
     def limit_aside(self) -> int:
         """The longest prompt of a side question that is sent with its agent's tools."""
-        kept = self.context // ASIDE
+        return self._beside_answer(self.context // ASIDE)
+
+    def _beside_answer(self, kept: int) -> int:
+        """Return the context without room for the answer: `kept` tokens, or fewer if fewer are asked for."""
         return self.context - (kept if self.asked is None else max(1, min(kept, self.asked)))
 
     @property

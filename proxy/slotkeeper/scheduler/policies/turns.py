@@ -136,7 +136,8 @@ def kept_until(state: State, pending: Pending, plan: Plan | None, now: float) ->
     if left is None or not left.calls_tools or continues(request.hash_chain, left) or not _movable(pending):
         return None
     waiting = [state.requests[each] for each in islice(state.queue, BOUNDED)]
-    if any(state.pauses.client(left.hash_chain) != each.arrived.client for each in waiting):
+    client = state.pauses.client(left.hash_chain)
+    if any(each.arrived.client != client for each in waiting):
         return None
     seen = (*state.pauses.expected(left.hash_chain), *state.pauses.of_all)
     pauses = [pause.seconds for pause in seen if pause.after_tools] or [TOOL_SECONDS]
